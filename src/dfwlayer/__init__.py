@@ -1,0 +1,31 @@
+"""Constrained convex optimisation as a differentiable PyTorch layer."""
+
+from dfwlayer.constraints import LpBall
+from dfwlayer.layer import DFWLayer
+from dfwlayer.methods import DFW, FrankWolfe
+from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
+from dfwlayer.solution import Solution, Status
+from dfwlayer.solve import solve
+from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
+from dfwlayer.temperature import Anneal, Constant
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DFW",
+    "Anneal",
+    "Backtracking",
+    "Constant",
+    "DFWLayer",
+    "ExactStep",
+    "FrankWolfe",
+    "LeastSquares",
+    "LpBall",
+    "OpenLoop",
+    "Quadratic",
+    "ShortStep",
+    "Smooth",
+    "Solution",
+    "Status",
+    "solve",
+]

@@ -1,0 +1,6 @@
+"""Convex sets: one file each, with vertex, soft vertex, violation and face."""
+
+from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.lp_ball import LpBall
+
+__all__ = ["Atoms", "Constraint", "Face", "LpBall"]

@@ -1,0 +1,104 @@
+"""What a method and the implicit gradient may ask of a set."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Atoms", "Constraint", "Face"]
+
+
+class Face(Protocol):
+    """The set as it looks from a solution x: which directions are left, and how it bends.
+
+    With h(x; w) ≤ t the active constraint, λ its multiplier, a = ∇h and C = ∇²h, nearby
+    solutions differ from x by a d with d = 0 off the free coordinates (but for what pinned
+    coordinates do by themselves) and ⟨a, d⟩ = 0 (but for the change of h and t).
+    """
+
+    free: Tensor
+    """(B, n) mask of the coordinates that move with the solution."""
+
+    normal: Tensor
+    """(B, n) a on the free coordinates, zero elsewhere and in rows where nothing is active."""
+
+    def curvature(self, v: Tensor) -> Tensor:
+        """λ C v: (B, n) -> (B, n), for v in the tangent space."""
+
+    def curvature_diagonal(self) -> Tensor:
+        """Diagonal of λ C (B, n), for preconditioning."""
+
+    def force(self) -> Tensor:
+        """λ ∇h(x; w) (B, n), x and λ constant, differentiable in the set's parameters."""
+
+    def excess(self) -> Tensor:
+        """h(x; w) − t (B,), x constant, differentiable in the set's parameters."""
+
+    def pinned(self) -> Tensor:
+        """Values (B, n) of the coordinates that are not free, as functions of the parameters."""
+
+
+class Atoms(Protocol):
+    """The vertices of a polytope, for methods that keep x as a convex combination of them."""
+
+    def scores(self, g: Tensor) -> Tensor:
+        """⟨g, vertex⟩ for every vertex: (B, n) -> (B, m)."""
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Σ weight · vertex: (B, m) -> (B, n)."""
+
+    def weights(self, x: Tensor, g: Tensor) -> Tensor:
+        """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
+
+
+class Constraint(Protocol):
+    """A convex set, one per problem; vectors are rows (B, n).
+
+    Some coordinates may be unbounded (those of zero weight); the set leaves them alone, and
+    methods move them along the gradient.
+    """
+
+    @property
+    def batch(self) -> int | None:
+        """Number of sets the parameters describe, None for a single one without a batch."""
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """The set over flattened variables of that shape, its parameters as tensors."""
+
+    def float32(self) -> Constraint:
+        """The same set with half-precision parameters in float32."""
+
+    def verified(self) -> tuple[Constraint, Tensor | None]:
+        """Raise ValueError for values no set can have; mask (B,) of non-finite problems."""
+
+    def replace_rows(self, bad: Tensor) -> Constraint:
+        """The set with harmless constants in place of the problems that are flagged."""
+
+    def start(self, like: Tensor) -> Tensor:
+        """A point of the set for every row of ``like`` (B, n)."""
+
+    def unbounded(self) -> Tensor | None:
+        """Mask (n,) or (B, n) of the coordinates the set does not bound, None if there are none."""
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """A minimiser of ⟨g, s⟩ over the set, zero along unbounded coordinates."""
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """A point of the set that depends smoothly on g and tends to the vertex as τ → 0."""
+
+    def atoms(self) -> Atoms | None:
+        """The vertices where they are few, None otherwise."""
+
+    def violation(self, x: Tensor) -> Tensor:
+        """How far x is outside, in the units of the radius; 0 inside: (B, n) -> (B,)."""
+
+    def retract(self, x: Tensor) -> Tensor:
+        """A point of the set next to x, and x itself where x is inside."""
+
+    def diameter(self, n: int) -> Tensor:
+        """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity."""
+
+    def face(self, x: Tensor, g: Tensor, scale: Tensor) -> Face:
+        """The local face at x, given ∇f(x) = g and the size (B,) of the objective's values."""

@@ -1,0 +1,285 @@
+"""The weighted ℓp ball ‖w ∘ x‖_p ≤ t, for any p in [1, ∞]."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Atoms, Face
+from dfwlayer.constraints.lp_face import lp_face
+from dfwlayer.linalg import scaled_norm
+from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+
+__all__ = ["LpBall"]
+
+
+@dataclass(frozen=True)
+class LpBall:
+    """{x : ‖w ∘ x‖_p ≤ t}.
+
+    Args:
+        p: Any number in [1, ∞] (``math.inf``).
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        weight: w, (n,) or (B, n), None for ones. Only |w| matters; a zero weight leaves its
+            coordinate unconstrained.
+
+    """
+
+    p: float
+    radius: float | Tensor = 1.0
+    weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        p, radius, weight = self.p, self.radius, self.weight
+        if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
+            raise ValueError(f"p: expected a number in [1, inf], got {p!r}")
+        object.__setattr__(self, "p", float(p))
+        if isinstance(radius, Tensor):
+            if radius.dim() > 1:
+                raise ValueError(
+                    f"radius: expected a number, a 0-d tensor or shape (B,), got {tuple(radius.shape)}"
+                )
+        elif isinstance(radius, bool) or not isinstance(radius, int | float):
+            raise ValueError(f"radius: expected a number or a tensor, got {type(radius).__name__}")
+        elif not 0 <= radius < math.inf:
+            raise ValueError(f"radius: expected a finite number ≥ 0, got {radius}")
+        if weight is not None and not isinstance(weight, Tensor):
+            raise ValueError(f"weight: expected a tensor or None, got {type(weight).__name__}")
+        named = {"weight": weight, "radius": radius}
+        tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
+        if tensors:
+            check_tensors(tensors, half_allowed=True)
+
+    @property
+    def batch(self) -> int | None:
+        sizes = (
+            [self.radius.shape[0]] if isinstance(self.radius, Tensor) and self.radius.dim() else []
+        )
+        if self.weight is not None and self.weight.dim() > 1:
+            sizes.append(self.weight.shape[0])
+        if len({*sizes, 1}) > 2:
+            raise ValueError(
+                f"radius: batch of {sizes[0]} problems does not go with weight's batch of {sizes[1]}"
+            )
+        return None if not sizes else next((s for s in sizes if s != 1), 1)
+
+    def float32(self) -> LpBall:
+        """Half-precision parameters in float32."""
+        radius, weight = self.radius, self.weight
+        if isinstance(radius, Tensor):
+            radius = radius.to(torch.promote_types(radius.dtype, torch.float32))
+        if weight is not None:
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        return replace(self, radius=radius, weight=weight)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LpBall:
+        """Check the parameters against the variable and flatten the weight."""
+        n = math.prod(shape)
+        weight, radius = self.weight, self.radius
+        if weight is not None:
+            if weight.dim() not in (len(shape), len(shape) + 1) or (
+                tuple(weight.shape[-len(shape) :]) != shape
+            ):
+                sizes = ", ".join(str(s) for s in shape)
+                raise ValueError(
+                    f"weight: expected shape ({sizes}{',' if len(shape) == 1 else ''}) or "
+                    f"(B, {sizes}), got {tuple(weight.shape)}"
+                )
+            weight = weight.reshape(*weight.shape[: weight.dim() - len(shape)], n)
+        if not isinstance(radius, Tensor):
+            radius = torch.tensor(radius, dtype=dtype, device=device)
+        own = {"weight": weight, "radius": radius}
+        reference = torch.empty(0, dtype=dtype, device=device)
+        check_tensors(
+            {"the objective": reference} | {k: v for k, v in own.items() if v is not None}
+        )
+        return LpBall(self.p, radius, weight)
+
+    def verified(self) -> tuple[LpBall, Tensor | None]:
+        """Finite weights, finite radii that are not negative."""
+        radius = self._radius
+        bad = flag_nonfinite("radius", radius, 0)
+        if bool((radius.detach() < 0).any()):
+            raise ValueError(
+                f"radius: expected numbers ≥ 0, found {float(radius.detach().min()):g}"
+            )
+        if self.weight is not None:
+            flagged = flag_nonfinite("weight", self.weight, 1)
+            if flagged is not None:
+                bad = flagged if bad is None else bad | flagged
+        return self, bad
+
+    def replace_rows(self, bad: Tensor) -> LpBall:
+        """Flagged problems get weight and radius one."""
+        radius = torch.where(bad, 1, self._radius)
+        weight = self.weight
+        if weight is not None:
+            weight = torch.where(bad.unsqueeze(-1), 1, weight)
+        return LpBall(self.p, radius, weight)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The centre."""
+        return torch.zeros_like(like)
+
+    def unbounded(self) -> Tensor | None:
+        """Coordinates of zero weight, or whose bound t/w this dtype cannot hold."""
+        if self.weight is None:
+            return None
+        mask = self._reach_and_mask()[1]
+        return mask if bool(mask.any()) else None
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """The s in the ball with the least ⟨g, s⟩; with 1/p + 1/q = 1 and r = g/w,
+
+        p = 1: s = −(t/w_i) sign(g_i) e_i at the i of the largest |r_i|;
+        p = ∞: s = −(t/w) ∘ sign(g);
+        else:  s_i = −(t/w_i) sign(g_i) |r_i|^(q/p) / ‖r‖_q^(q/p), so that ‖w ∘ s‖_p = t.
+        """
+        reach, unbounded = self._reach_and_mask()
+        side = -torch.sign(g.detach())
+        if self.p == torch.inf:
+            return reach * side
+        if self.p == 1:
+            index = self._pull(g, unbounded).abs().argmax(-1, keepdim=True)
+            at = (reach.expand_as(g) * side).gather(-1, index)
+            return torch.zeros_like(g).scatter(-1, index, at)
+        pull = self._pull(g, unbounded).abs()
+        # s depends on the direction of r only: the largest entry, as a constant, keeps the powers
+        # within range
+        largest = pull.detach().amax(-1, keepdim=True)
+        ratio = pull / torch.where(largest > 0, largest, 1)
+        positive = ratio > 0  # at 0 the power's derivative is infinite for p > 2
+        power = torch.where(positive, torch.where(positive, ratio, 1) ** (1 / (self.p - 1)), 0)
+        total = (power**self.p).sum(-1, keepdim=True)
+        size = torch.where(total > 0, total, 1) ** (1 / self.p)
+        return reach * side * power / size
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """P = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth itself.
+
+        τ is kept above the rounding of the scores, where soft and hard are the same and the
+        derivative 1/τ would overflow.
+        """
+        if self.p > 1:
+            return self.vertex(g)
+        reach, unbounded = self._reach_and_mask()
+        finfo = torch.finfo(g.dtype)
+        scores = (reach * g).abs().clamp(max=finfo.max / 4)
+        if unbounded is not None:
+            scores = torch.where(unbounded, -torch.inf, scores)
+        largest = scores.detach().amax(-1, keepdim=True)
+        largest = torch.where(torch.isfinite(largest), largest, 0)
+        floor = (largest * finfo.eps).clamp_min(finfo.tiny / finfo.eps)
+        share = torch.softmax((scores - largest) / floor.clamp_min(temperature), -1)
+        if unbounded is not None:
+            share = torch.where(unbounded.all(-1, keepdim=True), 0, share)
+        return -reach * torch.sign(g.detach()) * share
+
+    def atoms(self) -> Atoms | None:
+        """The 2n signed axes for p = 1."""
+        if self.p != 1:
+            return None
+        reach, unbounded = self._reach_and_mask()
+        return SignedAxes(reach, unbounded)
+
+    def violation(self, x: Tensor) -> Tensor:
+        """max(0, ‖w ∘ x‖_p − t)."""
+        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, scaled back onto the ball where it is outside; rounding included."""
+        radius = self._radius.detach().double()
+        weight = self.weight
+        for _ in range(2):  # once for what is outside, once for what rounding put outside again
+            size = self._size(x.detach())
+            outside = size > radius
+            shrink = radius / torch.where(outside, size, 1)
+            shrink = torch.where(outside, shrink * (1 - torch.finfo(x.dtype).eps), 1)
+            factor = shrink.unsqueeze(-1)
+            if weight is not None:
+                factor = torch.where(weight.detach() == 0, 1, factor)
+            x = x + ((x.detach() * factor).to(x.dtype) - x.detach())
+        return x
+
+    def diameter(self, n: int) -> Tensor:
+        """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
+        reach, unbounded = self._reach_and_mask()
+        reach = reach.expand(*reach.shape[:-1], n)
+        if self.p <= 2:
+            order = torch.inf
+        else:
+            order = 2.0 if self.p == torch.inf else 2 * self.p / (self.p - 2)
+        size = 2 * scaled_norm(reach, order)
+        return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
+
+    def face(self, x: Tensor, g: Tensor, scale: Tensor) -> Face:
+        """See :func:`dfwlayer.constraints.lp_face.lp_face`."""
+        weight = torch.ones_like(x) if self.weight is None else self.weight.abs().expand_as(x)
+        return lp_face(self.p, weight, self._radius.expand(len(x)), x, g, scale)
+
+    @property
+    def _radius(self) -> Tensor:
+        radius = self.radius
+        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
+
+    def _reach_and_mask(self) -> tuple[Tensor, Tensor | None]:
+        """t/|w|, zero where unbounded, (1,), (n,) or (B, n); and the mask of unbounded entries."""
+        radius = self._radius.unsqueeze(-1)
+        if self.weight is None:
+            return radius, None
+        size = self.weight.abs()
+        # dividing t by its largest possible divisor first tells overflow without meeting it
+        limit = torch.finfo(size.dtype).max
+        unbounded = (size.detach() == 0) | (radius.detach() / limit >= size.detach())
+        unbounded = unbounded & ((size.detach() == 0) | (radius.detach() > 0))
+        return torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size)), unbounded
+
+    def _pull(self, g: Tensor, unbounded: Tensor | None) -> Tensor:
+        """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""
+        if self.weight is None or unbounded is None:
+            return g
+        size = self.weight.abs()
+        least = torch.where(unbounded, torch.inf, size.detach()).amin(-1, keepdim=True)
+        least = torch.where(torch.isfinite(least), least, 1)
+        return torch.where(unbounded, 0, g * (least / torch.where(unbounded, 1, size)))
+
+    def _size(self, x: Tensor) -> Tensor:
+        """‖w ∘ x‖_p in double precision, so that measuring does not add rounding in float32."""
+        weighted = x.double()
+        if self.weight is not None:
+            weighted = weighted * self.weight.detach().double()
+        return scaled_norm(weighted, self.p)
+
+
+@dataclass(frozen=True)
+class SignedAxes:
+    """The vertices ±(t/w_i) e_i of the ℓ1 ball, first all positive ones, then the negative ones."""
+
+    reach: Tensor  # (1,), (n,) or (B, n)
+    unbounded: Tensor | None
+
+    def scores(self, g: Tensor) -> Tensor:
+        """±(t/w_i) g_i, 0 for coordinates that are not bounded."""
+        scores = self.reach * g
+        return torch.cat((scores, -scores), -1)
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """(t/w) ∘ (weights of the positive − weights of the negative vertices)."""
+        n = weights.shape[-1] // 2
+        return self.reach * (weights[..., :n] - weights[..., n:])
+
+    def weights(self, x: Tensor, g: Tensor) -> Tensor:
+        """|w_i x_i| / t each, and what is left to 1 on a pair of opposite vertices.
+
+        The pair is the one that contains the best vertex for g, so it leaves nothing to undo.
+        """
+        bounded = (self.reach > 0).expand_as(x)
+        share = torch.where(bounded, x / torch.where(bounded, self.reach, 1), 0)
+        left = (1 - share.abs().sum(-1, keepdim=True)).clamp_min(0)
+        best = (self.reach * g).abs().argmax(-1, keepdim=True)
+        pair = torch.zeros_like(x).scatter(-1, best, 0.5 * left)
+        weights = torch.cat((share.clamp_min(0) + pair, (-share).clamp_min(0) + pair), -1)
+        return weights / weights.sum(-1, keepdim=True)

@@ -1,0 +1,15 @@
+"""Methods: one file each; a name in ``METHODS`` is what ``method=`` accepts."""
+
+from __future__ import annotations
+
+from dfwlayer.methods.base import Method, Outcome, Problem, Settings
+from dfwlayer.methods.dfw import DFW
+from dfwlayer.methods.frank_wolfe import FrankWolfe
+
+__all__ = ["DFW", "METHODS", "FrankWolfe", "Method", "Outcome", "Problem", "Settings"]
+
+METHODS: dict[str, Method] = {
+    "auto": FrankWolfe(),
+    "dfw": DFW(),
+    "frank-wolfe": FrankWolfe(),
+}

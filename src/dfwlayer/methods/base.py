@@ -1,0 +1,138 @@
+"""What every method shares: its settings, the loop, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.linalg import dot, where_rows
+from dfwlayer.objectives.base import Objective
+from dfwlayer.solution import Status
+from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
+from dfwlayer.temperature import Temperature
+
+__all__ = ["Method", "Outcome", "Problem", "Settings", "State", "iterate", "move", "start_rule"]
+
+
+class Problem(NamedTuple):
+    """A batch of problems, checked and bound to rows (B, n)."""
+
+    objective: Objective
+    constraint: Constraint
+    unbounded: Tensor | None  # mask of the coordinates the set does not bound
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how to go."""
+
+    tol: float
+    max_steps: int
+    step_size: StepSize | None
+    temperature: Temperature
+
+
+class Outcome(NamedTuple):
+    """Where a method ended."""
+
+    x: Tensor  # (B, n)
+    num_steps: Tensor  # (B,)
+    status: Tensor  # (B,)
+
+
+class Method(Protocol):
+    """A way to solve; ``unrollable`` tells whether to differentiate through its steps by default."""
+
+    @property
+    def unrollable(self) -> bool: ...
+
+    def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+        """Solve from the feasible start x (B, n)."""
+
+
+class State(NamedTuple):
+    """What the loop carries from step to step, all per problem."""
+
+    x: Tensor  # (B, n)
+    value: Tensor  # (B,)
+    gradient: Tensor  # (B, n)
+    active: Tensor  # (B,), still going
+    num_steps: Tensor  # (B,)
+    status: Tensor  # (B,), what it will be if the loop ends here
+    bent_down: Tensor  # (B,), negative curvature was met
+
+
+def iterate(
+    problem: Problem, x: Tensor, max_steps: int, step: Callable[[int, State], State]
+) -> Outcome:
+    """Run ``step`` until no problem is active or ``max_steps`` is reached.
+
+    The loop knows no method. Asking whether any problem is active makes a GPU wait, so there it
+    is done every few steps only; a step leaves problems alone that are not active.
+    """
+    value, gradient = problem.objective.value_and_gradient(x)
+    rows = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, rows > 0)
+    every = 1 if x.device.type == "cpu" else 10
+    for k in range(max_steps):
+        if k % every == 0 and not bool(state.active.any()):
+            break
+        state = step(k, state)
+    status = torch.where(state.bent_down, int(Status.NOT_CONVEX), state.status)
+    return Outcome(state.x, state.num_steps, status)
+
+
+def start_rule(problem: Problem, x: Tensor, settings: Settings) -> Rule:
+    """The rule asked for; by default the short step, or backtracking where L is not known."""
+    rule = settings.step_size
+    if rule is None:
+        known = problem.objective.quadratic or problem.objective.curvature() is not None
+        rule = ShortStep() if known else Backtracking()
+    return rule.start(problem.objective, x)
+
+
+def move(problem: Problem, rule: Rule, state: State, query: Query, x: Tensor) -> State:
+    """Accept x (the constrained part of the next point) for the problems that are active.
+
+    Unbounded coordinates take a gradient step of length 1/L: the L-smooth upper bound is
+    separable, so both moves at once lower it by the sum of what each would.
+    """
+    if problem.unbounded is not None:
+        constant = rule.lipschitz.unsqueeze(-1)
+        length = torch.where(constant > 0, 1 / torch.where(constant > 0, constant, 1), 0)
+        x = torch.where(problem.unbounded, state.x - length * query.gradient, x)
+    # a step out of the dtype's range is not taken
+    x = where_rows(state.active & torch.isfinite(x.detach().sum(-1)), x, state.x)
+    value, gradient = problem.objective.value_and_gradient(x)
+    return State(
+        x,
+        value,
+        gradient,
+        state.active,
+        state.num_steps + state.active,
+        state.status,
+        state.bent_down | bends_down(state, x, gradient),
+    )
+
+
+def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
+    """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding."""
+    with torch.no_grad():
+        d, change = x - state.x, gradient - state.gradient
+        terms = d * change
+        size = (d.abs() * (gradient.abs() + state.gradient.abs())).sum(-1)
+        rounding = 64 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5 * size
+        return state.active & (terms.sum(-1) < -rounding)
+
+
+def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
+    """⟨g, x − vertex⟩ over the bounded coordinates (B,)."""
+    away = x - constraint.vertex(gradient)
+    if unbounded is not None:
+        away = torch.where(unbounded, 0, away)
+    return dot(gradient, away).clamp_min(0)

@@ -1,0 +1,136 @@
+"""Frank-Wolfe with hard vertices; pairwise steps where the set has few of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Atoms
+from dfwlayer.linalg import dot, norm
+from dfwlayer.methods.base import (
+    Outcome,
+    Problem,
+    Settings,
+    State,
+    gap_of,
+    iterate,
+    move,
+    start_rule,
+)
+from dfwlayer.solution import Status
+from dfwlayer.step_size import Query, Rule
+
+__all__ = ["FrankWolfe"]
+
+
+@dataclass(frozen=True)
+class FrankWolfe:
+    """Frank-Wolfe with the hard vertex, stopped by the gap ≤ tol · |f(x)|.
+
+    Args:
+        pairwise: Where the set is a polytope with few vertices (p = 1), keep x as a convex
+            combination of them and, whenever it promises the larger decrease, move weight from
+            the worst vertex in use to the best one. That converges linearly, and because a step
+            never promises less than the plain one, f(x_k) − f* ≤ 2LM²/(k + 3) holds too.
+
+    """
+
+    pairwise: bool = True
+
+    @property
+    def unrollable(self) -> bool:
+        return False
+
+    def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+        """See the class."""
+        rule = start_rule(problem, x, settings)
+        atoms = problem.constraint.atoms() if self.pairwise else None
+        combination = None if atoms is None else _Combination(atoms, problem, x)
+
+        def step(k: int, state: State) -> State:
+            with torch.no_grad():
+                gap = gap_of(problem.constraint, state.x, state.gradient, problem.unbounded)
+                converged, floored = _ended(problem, rule, state, gap, settings.tol)
+            status = torch.where(state.active & floored, int(Status.ROUNDING_FLOOR), state.status)
+            status = torch.where(state.active & converged, int(Status.CONVERGED), status)
+            state = state._replace(status=status, active=state.active & ~(converged | floored))
+            vertex = problem.constraint.vertex(state.gradient)
+            query = Query(
+                k,
+                state.x,
+                state.value,
+                state.gradient,
+                _bounded(problem, vertex - state.x),
+                1.0,
+                problem.unbounded,
+            )
+            if combination is not None:
+                return move(problem, rule, state, query, combination.step(rule, query, state))
+            gamma = rule(query).unsqueeze(-1)
+            return move(problem, rule, state, query, (1 - gamma) * state.x + gamma * vertex)
+
+        return iterate(problem, x, settings.max_steps, step)
+
+
+class _Combination:
+    """x as convex weights over the vertices of a polytope."""
+
+    def __init__(self, atoms: Atoms, problem: Problem, x: Tensor) -> None:
+        self.atoms = atoms
+        self.problem = problem
+        with torch.no_grad():
+            gradient = problem.objective.gradient(x)
+        self.weights = atoms.weights(x, gradient)
+
+    def step(self, rule: Rule, query: Query, state: State) -> Tensor:
+        """The better of the plain and the pairwise step, and x after it."""
+        scores = self.atoms.scores(state.gradient.detach())
+        best = scores.argmin(-1, keepdim=True)
+        used = torch.where(self.weights > 0, scores, -torch.inf)
+        worst = used.argmax(-1, keepdim=True)
+        toward = torch.zeros_like(self.weights).scatter(-1, best, 1.0)
+        shift = toward.scatter_add(-1, worst, torch.full_like(best, -1, dtype=toward.dtype))
+        limit = self.weights.gather(-1, worst).squeeze(-1)
+        pair = query._replace(
+            direction=_bounded(self.problem, self.atoms.combine(shift)), limit=limit
+        )
+        plain_gamma, pair_gamma = rule(query), rule(pair)
+        with torch.no_grad():
+            better = _promise(rule, pair, pair_gamma) > _promise(rule, query, plain_gamma)
+        gamma = torch.where(better, pair_gamma, plain_gamma).unsqueeze(-1)
+        direction = torch.where(better.unsqueeze(-1), shift, toward - self.weights)
+        weights = (self.weights + gamma * direction).clamp_min(0)
+        weights = weights / weights.sum(-1, keepdim=True)
+        self.weights = torch.where(state.active.unsqueeze(-1), weights, self.weights)
+        return self.atoms.combine(self.weights)
+
+
+def _promise(rule: Rule, query: Query, gamma: Tensor) -> Tensor:
+    """Decrease of the L-smooth upper bound, γ⟨g, −d⟩ − ½Lγ²‖d‖²."""
+    d = query.direction
+    return gamma * (-dot(query.gradient, d) - 0.5 * rule.lipschitz * gamma * dot(d, d))
+
+
+def _bounded(problem: Problem, direction: Tensor) -> Tensor:
+    return direction if problem.unbounded is None else torch.where(problem.unbounded, 0, direction)
+
+
+def _ended(
+    problem: Problem, rule: Rule, state: State, gap: Tensor, tol: float
+) -> tuple[Tensor, Tensor]:
+    """Whether the gap is below tol · |f|, and whether it is lost in rounding.
+
+    Along unbounded coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/L stands in for it.
+    """
+    finfo = torch.finfo(gap.dtype)
+    if problem.unbounded is not None:
+        g = torch.where(problem.unbounded, state.gradient, 0)
+        square = dot(g, g) / rule.lipschitz.clamp_min(finfo.tiny)
+        gap = gap + dot(g.abs(), state.x.abs()) + square
+    converged = gap <= tol * state.value.abs().clamp_min(finfo.tiny)
+    # ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), and the gap by that times the way to the vertex
+    reach = norm(state.x - problem.constraint.vertex(state.gradient))
+    noise = finfo.eps * (rule.lipschitz * norm(state.x) + norm(state.gradient)) * reach
+    return converged, (gap <= noise) & ~converged

@@ -1,0 +1,119 @@
+"""What a method may ask of an objective."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Curvature", "Objective", "check_tensors", "flag_nonfinite"]
+
+
+class Curvature(NamedTuple):
+    """Bounds on the eigenvalues of ∇²f, each () or (B,): low ≤ an eigenvalue that exists, high ≥ all.
+
+    A negative ``low`` proves that the objective is not convex; ``high`` is the Lipschitz constant
+    L of the gradient and is never under-estimated.
+    """
+
+    low: Tensor
+    high: Tensor
+
+
+class Objective(Protocol):
+    """A convex, smooth f(x; θ), for B problems at once.
+
+    Vectors are rows: x is (B, n) with n the number of entries of ``shape``. A method sees an
+    objective only after :meth:`bind`.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one problem's variable."""
+
+    @property
+    def batch(self) -> int | None:
+        """Number of problems the data describe, None for a single one without a batch."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether ∇²f is constant."""
+
+    def float32(self) -> Objective:
+        """The same objective with half-precision data in float32."""
+
+    def bind(self, batch: int | None) -> Objective:
+        """The objective ready for rows of that many problems (None: one row, no batch)."""
+
+    def verified(self) -> tuple[Objective, Tensor | None]:
+        """Raise ValueError for values no problem can have; mask (B,) of non-finite problems."""
+
+    def replace_rows(self, bad: Tensor) -> Objective:
+        """The objective with harmless constants in place of the problems that are flagged."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """f(x): (B, n) -> (B,)."""
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(x): (B, n) -> (B, n)."""
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, for the price of one gradient."""
+
+    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
+        """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
+
+    def curvature(self) -> Curvature | None:
+        """Bounds on the spectrum of ∇²f, None where nothing is known."""
+
+
+def check_tensors(tensors: dict[str, Tensor], half_allowed: bool = False) -> None:
+    """Raise unless all tensors are floating, of one dtype and on one device."""
+    wide = (torch.float32, torch.float64)
+    half = (torch.float16, torch.bfloat16)
+    (first_name, first), *rest = tensors.items()
+    for name, tensor in tensors.items():
+        if tensor.dtype not in wide and not (half_allowed and tensor.dtype in half):
+            hint = (
+                "run the layer under torch.autocast or call .float() first"
+                if tensor.dtype in half
+                else "call .float() or .double() first"
+            )
+            raise ValueError(f"{name}: expected float32 or float64, got {tensor.dtype}; {hint}")
+    for name, tensor in rest:
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{name}: on {tensor.device} while {first_name} is on {first.device}; move them "
+                "to one device with .to()"
+            )
+        mixed_half = half_allowed and (tensor.dtype in half or first.dtype in half)
+        if tensor.dtype != first.dtype and not mixed_half:
+            raise ValueError(
+                f"{name}: is {tensor.dtype} while {first_name} is {first.dtype}; bring them to "
+                "one dtype with .to()"
+            )
+
+
+def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:
+    """Mask (B,) of the problems with NaN or infinity; raise if the tensor is not per problem.
+
+    A tensor is per problem if it has one dimension more than ``event_dims``.
+    """
+    if bool(torch.isfinite(tensor.detach().sum())):  # one pass, and enough in nearly every call
+        return None
+    finite = torch.isfinite(tensor.detach())
+    if bool(finite.all()):
+        return None
+    if tensor.dim() <= event_dims:
+        raise ValueError(
+            f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or infinite; "
+            "expected finite numbers (only a tensor with a batch dimension may hold bad problems)"
+        )
+    return ~finite.flatten(1).all(1)

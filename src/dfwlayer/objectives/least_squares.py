@@ -1,0 +1,165 @@
+"""½ ‖Ax − b‖²."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import dot, where_rows
+from dfwlayer.objectives.base import Curvature, check_tensors, flag_nonfinite
+from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum
+
+__all__ = ["LeastSquares"]
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """f(x) = ½ ‖Ax − b‖²; only products with A and Aᵀ are formed, never AᵀA.
+
+    Args:
+        A: (m, n) shared, dense or sparse (COO or CSR), or (B, m, n) dense, one per problem.
+        b: (m,) or (B, m).
+
+    A sparse A gets a sparse gradient on its own pattern.
+
+    """
+
+    A: Tensor
+    b: Tensor
+
+    def __post_init__(self) -> None:
+        A, b = self.A, self.b
+        for name, tensor in (("A", A), ("b", b)):
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if A.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr):
+            raise ValueError(f"A: expected a dense, COO or CSR tensor, got layout {A.layout}")
+        dims = (2, 3) if A.layout == torch.strided else (2,)
+        if A.dim() not in dims or A.shape[-1] == 0:
+            allowed = "(m, n) or (B, m, n)" if len(dims) == 2 else "(m, n) for a sparse tensor"
+            raise ValueError(f"A: expected shape {allowed} with n ≥ 1, got {tuple(A.shape)}")
+        if b.dim() not in (1, 2) or b.shape[-1] != A.shape[-2]:
+            m = A.shape[-2]
+            raise ValueError(
+                f"b: expected shape ({m},) or (B, {m}) to go with A of shape {tuple(A.shape)}, "
+                f"got {tuple(b.shape)}"
+            )
+        if A.dim() == 3 and b.dim() == 2 and len({A.shape[0], b.shape[0], 1}) > 2:
+            raise ValueError(
+                f"A: batch of {A.shape[0]} problems does not go with b's batch of {b.shape[0]}"
+            )
+        check_tensors({"b": b, "A": A}, half_allowed=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.A.shape[-1],)
+
+    @property
+    def batch(self) -> int | None:
+        sizes = [self.b.shape[0]] if self.b.dim() == 2 else []
+        sizes += [self.A.shape[0]] if self.A.dim() == 3 else []
+        return None if not sizes else next((s for s in sizes if s != 1), 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.b.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.b.device
+
+    @property
+    def quadratic(self) -> bool:
+        return True
+
+    def float32(self) -> LeastSquares:
+        """Half-precision data in float32."""
+        wide = torch.promote_types(self.b.dtype, torch.float32)
+        return LeastSquares(self.A.to(wide), self.b.to(wide))
+
+    def bind(self, batch: int | None) -> LeastSquares:
+        """An A with a batch of one is one A for all."""
+        check_tensors({"b": self.b, "A": self.A})
+        if self.A.dim() == 3 and self.A.shape[0] == 1 != batch:
+            return LeastSquares(self.A[0], self.b)
+        return self
+
+    def verified(self) -> tuple[LeastSquares, Tensor | None]:
+        """Finite data."""
+        bad = flag_nonfinite("b", self.b, 1)
+        stored = self.A
+        if stored.layout == torch.sparse_coo:
+            stored = stored.detach()._values()
+        elif stored.layout == torch.sparse_csr:
+            stored = stored.detach().values()
+        flagged = flag_nonfinite("A", stored, stored.dim() if stored is not self.A else 2)
+        if flagged is not None:
+            bad = flagged if bad is None else bad | flagged
+        return self, bad
+
+    def replace_rows(self, bad: Tensor) -> LeastSquares:
+        """Flagged problems get a zero b, and a zero A where A is per problem."""
+        b = where_rows(~bad, self.b.expand(len(bad), -1), 0)
+        A = torch.where(bad[:, None, None], 0, self.A) if self.A.dim() == 3 else self.A
+        return LeastSquares(A, b)
+
+    def product(self, x: Tensor) -> Tensor:  # (B, n) -> (B, m)
+        """A x."""
+        if self.A.dim() == 3:
+            return (self.A @ x.unsqueeze(-1)).squeeze(-1)
+        if self.A.layout == torch.strided:
+            return x @ self.A.mT
+        return (self.A @ x.mT).mT
+
+    def adjoint(self, r: Tensor) -> Tensor:  # (B, m) -> (B, n)
+        """Aᵀ r."""
+        if self.A.dim() == 3:
+            return (self.A.mT @ r.unsqueeze(-1)).squeeze(-1)
+        if self.A.layout == torch.strided:
+            return r @ self.A
+        return (self.A.t() @ r.mT).mT
+
+    def value(self, x: Tensor) -> Tensor:
+        """f(x)."""
+        residual = self.product(x) - self.b
+        return 0.5 * dot(residual, residual)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Aᵀ(Ax − b)."""
+        return self.adjoint(self.product(x) - self.b)
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one residual."""
+        residual = self.product(x) - self.b
+        return 0.5 * dot(residual, residual), self.adjoint(residual)
+
+    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
+        """Aᵀ(A v), whatever x."""
+        return self.adjoint(self.product(v))
+
+    def curvature(self) -> Curvature:
+        """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""
+        m, n = self.A.shape[-2:]
+        if self.A.layout == torch.strided and min(m, n) <= SMALL:
+            return self._dense_curvature()
+        batch = self.A.shape[0] if self.A.dim() == 3 else 1
+        template = self.b.new_empty(batch, n)
+        low, high = lanczos_spectrum(lambda v: self.hvp(v, v), template)
+        return (
+            Curvature(low.clamp_min(0), high)
+            if self.A.dim() == 3
+            else Curvature(low[0].clamp_min(0), high[0])
+        )
+
+    def _dense_curvature(self) -> Curvature:
+        """L = σ_max(A)² with the gradient of σ_max's singular vectors."""
+        A = self.A
+        left, sigma, right = torch.linalg.svd(A.detach(), full_matrices=False)
+        top = (A @ right[..., 0, :].unsqueeze(-1)).squeeze(-1)
+        quotient = dot(left[..., :, 0], top) ** 2
+        slack = 16 * max(A.shape[-2:]) ** 0.5 * torch.finfo(A.dtype).eps
+        high = sigma[..., 0] ** 2 * (1 + slack)
+        low = sigma[..., -1] ** 2 if A.shape[-2] >= A.shape[-1] else torch.zeros_like(high)
+        return Curvature(low, high + (quotient - quotient.detach()))

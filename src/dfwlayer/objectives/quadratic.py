@@ -1,0 +1,194 @@
+"""½ xᵀPx + qᵀx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from dfwlayer.linalg import dot, where_rows
+from dfwlayer.objectives.base import Curvature, check_tensors, flag_nonfinite
+from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
+
+__all__ = ["Quadratic"]
+
+ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding and averaged away
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """f(x) = ½ xᵀPx + qᵀx with P symmetric positive semi-definite.
+
+    Args:
+        P: (n, n) shared by all problems, (B, n, n) one per problem, or None for the identity;
+            the solution is then the projection of −q onto the set.
+        q: (n,) or (B, n).
+
+    The gradient in P is that of ½ xᵀPx, so it is symmetric and a symmetric P stays symmetric
+    under gradient steps.
+
+    """
+
+    P: Tensor | None
+    q: Tensor
+
+    def __post_init__(self) -> None:
+        q, P = self.q, self.P
+        for name, tensor in (("q", q), ("P", P)):
+            if tensor is None and name == "P":
+                continue
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if q.dim() not in (1, 2) or q.shape[-1] == 0:
+            raise ValueError(f"q: expected shape (n,) or (B, n) with n ≥ 1, got {tuple(q.shape)}")
+        if P is not None:
+            n = q.shape[-1]
+            if P.layout != torch.strided:
+                raise ValueError(
+                    f"P: expected a dense tensor, got layout {P.layout}; for a sparse factor A "
+                    "with P = AᵀA use LeastSquares(A, b)"
+                )
+            if P.dim() not in (2, 3) or P.shape[-2:] != (n, n):
+                raise ValueError(
+                    f"P: expected shape ({n}, {n}) or (B, {n}, {n}) to go with q of shape "
+                    f"{tuple(q.shape)}, got {tuple(P.shape)}"
+                )
+            if P.dim() == 3 and q.dim() == 2 and len({P.shape[0], q.shape[0], 1}) > 2:
+                raise ValueError(
+                    f"P: batch of {P.shape[0]} problems does not go with q's batch of {q.shape[0]}"
+                )
+        check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.q.shape[-1],)
+
+    @property
+    def batch(self) -> int | None:
+        sizes = [self.q.shape[0]] if self.q.dim() == 2 else []
+        sizes += [self.P.shape[0]] if self.P is not None and self.P.dim() == 3 else []
+        return None if not sizes else next((s for s in sizes if s != 1), 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.q.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def quadratic(self) -> bool:
+        return True
+
+    def float32(self) -> Quadratic:
+        """Half-precision data in float32."""
+        P = self.P
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        return Quadratic(None if P is None else P.to(wide), self.q.to(wide))
+
+    def bind(self, batch: int | None) -> Quadratic:
+        """A P with a batch of one is one P for all; its gradient is made symmetric."""
+        check_tensors({"q": self.q} if self.P is None else {"q": self.q, "P": self.P})
+        if self.P is None:
+            return self
+        P = self.P[0] if self.P.dim() == 3 and self.P.shape[0] == 1 != batch else self.P
+        return replace(self, P=_SymmetricGradient.apply(P) if P.requires_grad else P)
+
+    def verified(self) -> tuple[Quadratic, Tensor | None]:
+        """Finite data and a symmetric P, at the price of two products with P.
+
+        P v against Pᵀv for one fixed v shows any asymmetry above the rounding of the products.
+        What is larger than rounding but small is averaged away, what is larger still refused.
+        """
+        bad = flag_nonfinite("q", self.q, 1)
+        if self.P is None:
+            return self, bad
+        P, n = self.P.detach(), self.P.shape[-1]
+        generator = torch.Generator().manual_seed(0)
+        probe = (torch.rand(n, generator=generator) + 0.5).to(P)
+        right, left = P @ probe, P.mT @ probe
+        if not bool(torch.isfinite(right.sum())):
+            flagged = flag_nonfinite("P", self.P, 2)
+            if flagged is not None:
+                bad = flagged if bad is None else bad | flagged
+                P = torch.where(flagged[:, None, None], 0, P)
+                right, left = where_rows(~flagged, right, 0), where_rows(~flagged, left, 0)
+        entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
+        skew = (right - left).abs().amax(-1)
+        rounding = 8 * torch.finfo(P.dtype).eps * n**0.5 * entries
+        if not bool((skew > rounding).any()):
+            return self, bad
+        if bool((skew > torch.maximum(rounding, ASYMMETRY * entries)).any()):
+            worst = (skew / entries.clamp_min(torch.finfo(P.dtype).tiny)).max()
+            raise ValueError(
+                "P: expected a symmetric matrix, found entries of P − Pᵀ as large as about "
+                f"{float(worst):.1e} of P's largest; pass (P + P.mT) / 2"
+            )
+        return replace(self, P=0.5 * (self.P + self.P.mT)), bad
+
+    def replace_rows(self, bad: Tensor) -> Quadratic:
+        """Flagged problems become ½‖x‖²."""
+        q = where_rows(~bad, self.q.expand(len(bad), -1), 0)
+        P = self.P
+        if P is not None and P.dim() == 3:
+            eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+            P = torch.where(bad[:, None, None], eye, P)
+        return Quadratic(P, q)
+
+    def product(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+        """P x."""
+        if self.P is None:
+            return x
+        if self.P.dim() == 2:
+            return x @ self.P  # P is symmetric, so rows may multiply from the left
+        return (self.P @ x.unsqueeze(-1)).squeeze(-1)
+
+    def value(self, x: Tensor) -> Tensor:
+        """f(x)."""
+        return dot(x, 0.5 * self.product(x) + self.q)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Px + q."""
+        return self.product(x) + self.q
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both from one product with P."""
+        product = self.product(x)
+        return dot(x, 0.5 * product + self.q), product + self.q
+
+    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
+        """P v, whatever x."""
+        return self.product(v)
+
+    def curvature(self) -> Curvature:
+        """Eigenvalues for small n, Lanczos and the norms of P beyond."""
+        if self.P is None:
+            one = torch.ones((), dtype=self.dtype, device=self.device)
+            return Curvature(one, one)
+        if self.P.shape[-1] <= SMALL:
+            return dense_spectrum(self.P)
+        rows = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
+        low, high = lanczos_spectrum(self.product, rows)
+        # the largest absolute row sum and the Frobenius norm bound the spectrum too
+        largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
+        frobenius = torch.linalg.vector_norm(self.P.detach(), dim=(-2, -1))
+        bound = torch.minimum(largest_row, frobenius)
+        if self.P.dim() == 2:
+            low, high = low[0], high[0]
+        return Curvature(low, torch.minimum(high, bound))
+
+
+class _SymmetricGradient(torch.autograd.Function):
+    """The identity, whose gradient is brought to its symmetric part."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, P: Tensor) -> Tensor:  # type: ignore[override]
+        return P.view_as(P)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 0.5 * (grad + grad.mT)

@@ -1,0 +1,224 @@
+"""solve(): check and broadcast once, run the method, attach the gradient, certify."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.differentiate import MODES
+from dfwlayer.linalg import conjugate_gradient, dot, where_rows
+from dfwlayer.methods import METHODS
+from dfwlayer.methods.base import Method, Problem, Settings, gap_of
+from dfwlayer.objectives.base import Objective
+from dfwlayer.solution import Solution, Status
+from dfwlayer.step_size import StepSize
+from dfwlayer.temperature import Temperature, as_temperature
+
+__all__ = ["check_settings", "solve"]
+
+
+def solve(
+    objective: Objective,
+    constraint: Constraint,
+    *,
+    x0: Tensor | None = None,
+    method: str | Method = "auto",
+    differentiate: str = "auto",
+    tol: float = 1e-5,
+    max_steps: int = 1000,
+    step_size: StepSize | None = None,
+    temperature: float | Temperature | None = None,
+    verify: bool = True,
+) -> Solution:
+    """Minimise f(x; θ) over a convex set, for a batch of problems, differentiably.
+
+    Args:
+        objective: ``Quadratic``, ``LeastSquares`` or ``Smooth``.
+        constraint: ``LpBall``, or any other set.
+        x0: Start, (*shape) or (B, *shape); a start outside is moved onto the set.
+        method: "auto", "dfw" (the published method), "frank-wolfe", or a method object.
+        differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
+            taken), or "auto": unroll for "dfw", otherwise implicit.
+        tol: For "dfw" on the relative change of f in a step; otherwise on the gap relative to
+            |f(x)|.
+        max_steps: Most steps; 0 returns the start.
+        step_size: ``ShortStep``, ``ExactStep``, ``OpenLoop`` or ``Backtracking``; by default the
+            short step, or backtracking where L is unknown.
+        temperature: For the soft vertex of "dfw": a number, ``Anneal``, or a function of the
+            step; by default ``Anneal()``.
+        verify: False skips the checks that read the values of tensors: that all are finite (bad
+            problems are then not isolated), that P is symmetric, that radii are not negative.
+            Shapes, dtypes, devices and settings are always checked.
+
+    Returns:
+        A :class:`Solution`; ``x`` carries the gradient.
+
+    Raises:
+        ValueError: Naming the argument, what was found and what is expected.
+
+    """
+    solver, mode, schedule = check_settings(
+        method, differentiate, tol, max_steps, step_size, temperature
+    )
+    device = objective.device
+    if torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            x0 = None if x0 is None else x0.to(torch.promote_types(x0.dtype, torch.float32))
+            return solve(
+                objective.float32(),
+                constraint.float32(),
+                x0=x0,
+                method=method,
+                differentiate=differentiate,
+                tol=tol,
+                max_steps=max_steps,
+                step_size=step_size,
+                temperature=temperature,
+                verify=verify,
+            )
+    shape, dtype = objective.shape, objective.dtype
+    batch = _batch_size(objective, constraint, x0, shape)
+    rows = 1 if batch is None else batch
+    objective = objective.bind(batch)
+    constraint = constraint.bind(shape, dtype, device)
+    bad: Tensor | None = None
+    if verify:
+        objective, bad_objective = objective.verified()
+        constraint, bad_constraint = constraint.verified()
+        for flagged in (bad_objective, bad_constraint):
+            if flagged is not None:
+                bad = flagged if bad is None else bad | flagged
+        if bad is not None:
+            bad = bad.expand(rows)
+            objective, constraint = objective.replace_rows(bad), constraint.replace_rows(bad)
+
+    start = _start(objective, constraint, x0, rows, math.prod(shape), verify)
+    problem = Problem(objective, constraint, constraint.unbounded())
+    settings = Settings(tol, max_steps, step_size, schedule)
+    outcome = MODES[mode](solver, problem, start, settings)
+    x = constraint.retract(outcome.x)
+    value, gap, status = _certify(problem, x.detach(), outcome.status, tol)
+
+    if bad is not None:
+        x = where_rows(~bad, x, torch.nan)
+        value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
+        status = torch.where(bad, int(Status.NONFINITE), status)
+    num_steps = outcome.num_steps
+    if batch is None:
+        return Solution(x.reshape(shape), value[0], gap[0], num_steps[0], status[0])
+    return Solution(x.reshape(batch, *shape), value, gap, num_steps, status)
+
+
+def check_settings(
+    method: str | Method,
+    differentiate: str,
+    tol: float,
+    max_steps: int,
+    step_size: StepSize | None,
+    temperature: float | Temperature | None,
+) -> tuple[Method, str, Temperature]:
+    """Raise ValueError for settings that make no sense; the method, mode and schedule meant."""
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"method: expected one of {sorted(METHODS)}, got {method!r}")
+        method = METHODS[method]
+    elif not hasattr(method, "run"):
+        raise ValueError(
+            f"method: expected a name or a method object such as FrankWolfe(), got {method!r}"
+        )
+    if differentiate not in ("auto", *MODES):
+        raise ValueError(
+            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {differentiate!r}"
+        )
+    if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < math.inf:
+        raise ValueError(f"tol: expected a finite number ≥ 0, got {tol!r}")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ValueError(f"max_steps: expected an integer ≥ 0, got {max_steps!r}")
+    if step_size is not None and not hasattr(step_size, "start"):
+        raise ValueError(
+            f"step_size: expected a rule such as ShortStep() or None, got {step_size!r}"
+        )
+    if differentiate == "auto":
+        differentiate = "unroll" if method.unrollable else "implicit"
+    return method, differentiate, as_temperature(temperature)
+
+
+def _batch_size(
+    objective: Objective, constraint: Constraint, x0: Tensor | None, shape: tuple[int, ...]
+) -> int | None:
+    """The common batch size of all arguments, None if none has a batch dimension."""
+    sizes = {"the objective": objective.batch, "the constraint": constraint.batch}
+    if x0 is not None:
+        if (
+            not isinstance(x0, Tensor)
+            or tuple(x0.shape[-len(shape) :]) != shape
+            or (x0.dim() - len(shape) not in (0, 1))
+        ):
+            found = tuple(x0.shape) if isinstance(x0, Tensor) else type(x0).__name__
+            raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {found}")
+        if x0.dtype != objective.dtype or x0.device != objective.device:
+            raise ValueError(
+                f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
+                f"{x0.dtype} on {x0.device}"
+            )
+        sizes["x0"] = x0.shape[0] if x0.dim() > len(shape) else None
+    known = {name: size for name, size in sizes.items() if size is not None}
+    if not known:
+        return None
+    distinct = {size for size in known.values() if size != 1}
+    if len(distinct) > 1:
+        found = ", ".join(f"{name} has {size}" for name, size in known.items())
+        raise ValueError(f"batch sizes do not agree: {found}; expected one size, or 1")
+    return distinct.pop() if distinct else 1
+
+
+def _start(
+    objective: Objective, constraint: Constraint, x0: Tensor | None, rows: int, n: int, verify: bool
+) -> Tensor:
+    """The start as rows (B, n) inside the set."""
+    blank = torch.zeros(rows, n, dtype=objective.dtype, device=objective.device)
+    if x0 is None:
+        return constraint.start(blank)
+    if verify and not bool(torch.isfinite(x0).all()):
+        # the last solution may hold the NaN rows of problems that were bad; others go on from it
+        if x0.dim() < 2:
+            raise ValueError("x0: expected finite numbers, found NaN or infinity")
+    x0 = x0.reshape(-1, n)
+    usable = torch.isfinite(x0).all(-1)
+    return constraint.retract(where_rows(usable, x0, constraint.start(blank)).expand(rows, n))
+
+
+def _certify(
+    problem: Problem, x: Tensor, status: Tensor, tol: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """f(x), the gap and the status that follows from them.
+
+    Where coordinates F are unbounded, the certificate is that of the problem with them minimised
+    out: with u = (∇²f)_FF⁻¹ g_F, minimising them lowers f by ½⟨g_F, u⟩ and changes the gradient
+    by −∇²f u, so f(x) − f* ≤ ½⟨g_F, u⟩ + the gap for that gradient. Exact for quadratics.
+    """
+    objective, constraint, unbounded = problem
+    with torch.no_grad():
+        value, gradient = objective.value_and_gradient(x)
+        shift = torch.zeros_like(value)
+        if unbounded is not None:
+            g = torch.where(unbounded, gradient, 0)
+            u, flat = conjugate_gradient(
+                lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
+                g,
+                tol=torch.finfo(x.dtype).eps,
+                max_steps=2 * x.shape[-1] + 20,
+            )
+            # rounding leaves a slope of this size that has no meaning along a flat direction
+            noise = 64 * torch.finfo(x.dtype).eps * gradient.abs().amax(-1)
+            flat = flat & (g.abs().amax(-1) > noise)
+            shift = torch.where(flat, torch.inf, 0.5 * dot(g, u))
+            status = torch.where(flat, int(Status.UNBOUNDED), status)
+            gradient = gradient - objective.hvp(x, u)
+        gap = gap_of(constraint, x, gradient, unbounded) + shift
+        proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
+        status = torch.where((status == Status.MAX_STEPS) & proven, int(Status.CONVERGED), status)
+    return value, gap, status

@@ -1,0 +1,247 @@
+"""Step sizes: how far to go along x + γ(s − x).
+
+A rule is a frozen object with one method, ``start``, that returns a fresh :class:`Rule` for one
+solve; what must be remembered between steps lives in that. Adding a rule is one class here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import dot
+from dfwlayer.objectives.base import Objective
+
+__all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
+
+
+class Query(NamedTuple):
+    """All a rule may look at: the point, its gradient, and the direction asked about."""
+
+    step: int
+    x: Tensor  # (B, n)
+    value: Tensor  # (B,), f(x)
+    gradient: Tensor  # (B, n), ∇f(x)
+    direction: Tensor  # (B, n), d; zero along unbounded coordinates
+    limit: Tensor | float  # (B,), the largest γ that stays in the set
+    unbounded: Tensor | None  # mask of the coordinates that move by −∇f/L instead
+
+
+class Rule(Protocol):
+    """One solve's step size."""
+
+    @property
+    def lipschitz(self) -> Tensor:
+        """The L that bounds, or is thought to bound, the curvature: () or (B,)."""
+
+    def __call__(self, query: Query) -> Tensor:
+        """γ (B,) in [0, limit]."""
+
+
+class StepSize(Protocol):
+    """A step-size rule."""
+
+    def start(self, objective: Objective, x: Tensor) -> Rule:
+        """Make ready for one solve that starts at x (B, n)."""
+
+
+@dataclass(frozen=True)
+class ShortStep:
+    """γ = clip(⟨g, x − s⟩ / (L ‖x − s‖²), 0, limit), the minimiser of the L-smooth upper bound.
+
+    Args:
+        lipschitz: L, a number or (B,); None takes the objective's own bound.
+
+    """
+
+    lipschitz: float | Tensor | None = None
+
+    def start(self, objective: Objective, x: Tensor) -> Rule:
+        """Find L once."""
+        constant = _lipschitz(objective, x, self.lipschitz, "ShortStep")
+        return _Stateless(constant, lambda query: _short_step(query, constant))
+
+
+@dataclass(frozen=True)
+class ExactStep:
+    """γ = clip(⟨g, x − s⟩ / ⟨x − s, ∇²f (x − s)⟩, 0, limit), exact line search for quadratics."""
+
+    def start(self, objective: Objective, x: Tensor) -> Rule:
+        """Refuse objectives whose Hessian is not constant."""
+        if not objective.quadratic:
+            raise ValueError(
+                "step_size: ExactStep needs a quadratic objective (Quadratic, LeastSquares), got "
+                f"{type(objective).__name__}; use Backtracking()"
+            )
+
+        def gamma(query: Query) -> Tensor:
+            d, size = _unit_scale(query.direction)
+            slope = -dot(query.gradient, d)
+            curvature = dot(d, objective.hvp(query.x, d)) * size
+            return _ratio(slope, curvature, query.limit)
+
+        return _Stateless(_Lazy(lambda: _lipschitz(objective, x, None, "ExactStep")), gamma)
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """γ_k = 2 / (k + offset), k = 0, 1, …, cut at the limit; the classic choices are 2 and 3."""
+
+    offset: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.offset >= 2:
+            raise ValueError(f"offset: expected a number ≥ 2 so that γ ≤ 1, got {self.offset}")
+
+    def start(self, objective: Objective, x: Tensor) -> Rule:
+        """Nothing to find."""
+
+        def gamma(query: Query) -> Tensor:
+            full = query.value.new_full(query.value.shape, 2 / (query.step + self.offset))
+            return full.minimum(torch.as_tensor(query.limit).to(full))
+
+        return _Stateless(_Lazy(lambda: _lipschitz(objective, x, None, "OpenLoop")), gamma)
+
+
+@dataclass(frozen=True)
+class Backtracking:
+    """Short steps with an estimate M of L that is lowered at each step and raised until
+
+    f(x + γd) ≤ f(x) + γ⟨g, d⟩ + ½ M γ² ‖d‖²,
+
+    so that no L is needed and M follows the local curvature (Pedregosa et al., 2020).
+
+    Args:
+        shrink: Factor applied to M before each step.
+        trials: Most raises within a step; the j-th multiplies M by 2^j.
+
+    """
+
+    shrink: float = 0.9
+    trials: int = 7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shrink <= 1:
+            raise ValueError(f"shrink: expected a number in (0, 1], got {self.shrink}")
+        if self.trials < 1:
+            raise ValueError(f"trials: expected at least 1, got {self.trials}")
+
+    def start(self, objective: Objective, x: Tensor) -> Rule:
+        """First M from the change of the gradient along a small step."""
+        return _Backtrack(self, objective, _first_estimate(objective, x))
+
+
+class _Backtrack:
+    """The estimate M of one solve. M is piecewise constant in the data, so it has no gradient."""
+
+    def __init__(self, rule: Backtracking, objective: Objective, estimate: Tensor) -> None:
+        self.rule = rule
+        self.objective = objective
+        self.lipschitz = estimate
+
+    def __call__(self, query: Query) -> Tensor:
+        with torch.no_grad():
+            estimate = self.lipschitz * self.rule.shrink
+            accepted = self._accepts(query, estimate)
+            for trial in range(1, self.rule.trials + 1):
+                # raises grow, so a few trials reach any L, and the device is not waited for
+                if query.x.device.type == "cpu" and bool(accepted.all()):
+                    break
+                estimate = torch.where(accepted, estimate, estimate * 2**trial)
+                accepted = accepted | self._accepts(query, estimate)
+            self.lipschitz = estimate
+        gamma = _short_step(query, self.lipschitz)
+        return torch.where(accepted, gamma, 0)  # what never decreases is below rounding: stay
+
+    def _accepts(self, query: Query, estimate: Tensor) -> Tensor:
+        gamma = _short_step(query, estimate)
+        x = query.x + gamma.unsqueeze(-1) * query.direction
+        slope = dot(query.gradient, query.direction)
+        square = dot(query.direction, query.direction)
+        model = query.value + gamma * slope + 0.5 * estimate * gamma**2 * square
+        if query.unbounded is not None:
+            down = torch.where(query.unbounded, query.gradient, 0) / estimate.unsqueeze(-1)
+            x = x - down
+            model = model - 0.5 * estimate * dot(down, down)
+        rounding = 4 * torch.finfo(model.dtype).eps * query.value.abs()
+        return self.objective.value(x) <= model + rounding
+
+
+class _Lazy:
+    """A value found when first asked for."""
+
+    def __init__(self, find: Callable[[], Tensor]) -> None:
+        self._find = find
+        self._found: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+
+class _Stateless:
+    """A rule that remembers nothing but L."""
+
+    def __init__(self, lipschitz: Tensor | _Lazy, gamma: Callable[[Query], Tensor]) -> None:
+        self._lipschitz = lipschitz
+        self._gamma = gamma
+
+    @property
+    def lipschitz(self) -> Tensor:
+        return self._lipschitz() if isinstance(self._lipschitz, _Lazy) else self._lipschitz
+
+    def __call__(self, query: Query) -> Tensor:
+        return self._gamma(query)
+
+
+def _short_step(query: Query, lipschitz: Tensor) -> Tensor:
+    d, size = _unit_scale(query.direction)
+    return _ratio(-dot(query.gradient, d), lipschitz * size * dot(d, d), query.limit)
+
+
+def _unit_scale(direction: Tensor) -> tuple[Tensor, Tensor]:
+    """D / max|d| and max|d| as a constant, so that squares neither overflow nor vanish."""
+    size = direction.detach().abs().amax(-1)
+    size = torch.where(size > 0, size, 1)
+    return direction / size.unsqueeze(-1), size
+
+
+def _ratio(slope: Tensor, curvature: Tensor, limit: Tensor | float) -> Tensor:
+    """clip(slope / curvature, 0, limit); no curvature means the whole way, uphill means stay."""
+    bent = curvature > 0
+    full = torch.as_tensor(limit, dtype=slope.dtype, device=slope.device).expand_as(slope)
+    quotient = torch.where(bent, slope / torch.where(bent, curvature, 1), full)
+    return torch.where(slope > 0, torch.minimum(quotient, full), 0)
+
+
+def _lipschitz(objective: Objective, x: Tensor, given: float | Tensor | None, rule: str) -> Tensor:
+    if given is not None:
+        return torch.as_tensor(given, dtype=x.dtype, device=x.device)
+    curvature = objective.curvature()
+    if curvature is None:
+        raise ValueError(
+            f"step_size: {rule} needs the Lipschitz constant of the gradient, which "
+            f"{type(objective).__name__} does not know; pass lipschitz= to it, or use "
+            "Backtracking()"
+        )
+    return curvature.high
+
+
+def _first_estimate(objective: Objective, x: Tensor) -> Tensor:
+    """A power of two near the curvature at x along −∇f; one where the gradient is zero."""
+    with torch.no_grad():
+        gradient = objective.gradient(x)
+        d, _ = _unit_scale(gradient)
+        reach = x.abs().amax(-1).clamp_min(1).unsqueeze(-1)
+        small = torch.finfo(x.dtype).eps ** 0.5 * reach
+        change = objective.gradient(x - small * d) - gradient
+        square = dot(d, d)
+        estimate = -dot(change, d) / (small.squeeze(-1) * torch.where(square > 0, square, 1))
+        usable = torch.isfinite(estimate) & (estimate > 0)
+        estimate = torch.where(usable, estimate, 1)
+        return torch.exp2(torch.ceil(torch.log2(estimate)))
