@@ -43,7 +43,8 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
     scale = value.abs() + dot(gradient, x).abs()
     face = problem.constraint.face(x, gradient, scale)
     residual = problem.objective.gradient(x) + face.force()
-    move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), _System(problem, face, x))
+    system = _System(problem, face, x)
+    move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), system)  # type: ignore[no-untyped-call]
     return outcome._replace(x=x + move)
 
 
@@ -96,14 +97,14 @@ class _Move(torch.autograd.Function):
     """Zero, whose derivative is the movement of the solution."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, residual: Tensor, excess: Tensor, pinned: Tensor, system: _System
     ) -> Tensor:
         ctx.system = system
         return torch.zeros_like(residual)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         u, nu, product = ctx.system.solve(v)
         return -u, -nu, torch.where(ctx.system.face.free, 0, v - product), None

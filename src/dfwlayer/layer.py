@@ -58,7 +58,7 @@ class DFWLayer(nn.Module):
         weight: Tensor | None = None,  # (n,) or (B, n), None for ones
         radius: float | Tensor = 1.0,  # number, () or (B,)
     ) -> Tensor:
-        """The solution, with q's shape, dtype and device (and a batch if another argument has one)."""
+        """The solution, of q's shape (with a batch if another argument has one) and dtype."""
         return self.solve(P, q, weight, radius).x
 
     def solve(

@@ -157,8 +157,8 @@ def _batch_size(
             or tuple(x0.shape[-len(shape) :]) != shape
             or (x0.dim() - len(shape) not in (0, 1))
         ):
-            found = tuple(x0.shape) if isinstance(x0, Tensor) else type(x0).__name__
-            raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {found}")
+            got = str(tuple(x0.shape)) if isinstance(x0, Tensor) else type(x0).__name__
+            raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {got}")
         if x0.dtype != objective.dtype or x0.device != objective.device:
             raise ValueError(
                 f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
@@ -182,12 +182,12 @@ def _start(
     blank = torch.zeros(rows, n, dtype=objective.dtype, device=objective.device)
     if x0 is None:
         return constraint.start(blank)
-    if verify and not bool(torch.isfinite(x0).all()):
-        # the last solution may hold the NaN rows of problems that were bad; others go on from it
-        if x0.dim() < 2:
-            raise ValueError("x0: expected finite numbers, found NaN or infinity")
+    shared = x0.numel() == n
     x0 = x0.reshape(-1, n)
+    # a last solution may hold the NaN rows of problems that were bad; those start afresh
     usable = torch.isfinite(x0).all(-1)
+    if verify and shared and not bool(usable.all()):
+        raise ValueError("x0: expected finite numbers, found NaN or infinity")
     return constraint.retract(where_rows(usable, x0, constraint.start(blank)).expand(rows, n))
 
 

@@ -18,11 +18,13 @@ class Face(Protocol):
     coordinates do by themselves) and ⟨a, d⟩ = 0 (but for the change of h and t).
     """
 
-    free: Tensor
-    """(B, n) mask of the coordinates that move with the solution."""
+    @property
+    def free(self) -> Tensor:
+        """(B, n) mask of the coordinates that move with the solution."""
 
-    normal: Tensor
-    """(B, n) a on the free coordinates, zero elsewhere and in rows where nothing is active."""
+    @property
+    def normal(self) -> Tensor:
+        """(B, n) a on the free coordinates, zero elsewhere and in rows where nothing is active."""
 
     def curvature(self, v: Tensor) -> Tensor:
         """λ C v: (B, n) -> (B, n), for v in the tangent space."""

@@ -40,7 +40,8 @@ class LpBall:
         if isinstance(radius, Tensor):
             if radius.dim() > 1:
                 raise ValueError(
-                    f"radius: expected a number, a 0-d tensor or shape (B,), got {tuple(radius.shape)}"
+                    "radius: expected a number, a 0-d tensor or shape (B,), got "
+                    f"{tuple(radius.shape)}"
                 )
         elif isinstance(radius, bool) or not isinstance(radius, int | float):
             raise ValueError(f"radius: expected a number or a tensor, got {type(radius).__name__}")
@@ -62,7 +63,7 @@ class LpBall:
             sizes.append(self.weight.shape[0])
         if len({*sizes, 1}) > 2:
             raise ValueError(
-                f"radius: batch of {sizes[0]} problems does not go with weight's batch of {sizes[1]}"
+                f"radius: batch of {sizes[0]} problems does not go with weight's of {sizes[1]}"
             )
         return None if not sizes else next((s for s in sizes if s != 1), 1)
 
@@ -126,10 +127,8 @@ class LpBall:
 
     def unbounded(self) -> Tensor | None:
         """Coordinates of zero weight, or whose bound t/w this dtype cannot hold."""
-        if self.weight is None:
-            return None
         mask = self._reach_and_mask()[1]
-        return mask if bool(mask.any()) else None
+        return mask if mask is not None and bool(mask.any()) else None
 
     def vertex(self, g: Tensor) -> Tensor:
         """The s in the ball with the least ⟨g, s⟩; with 1/p + 1/q = 1 and r = g/w,
@@ -158,7 +157,7 @@ class LpBall:
         return reach * side * power / size
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
-        """P = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth itself.
+        """P = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth.
 
         τ is kept above the rounding of the scores, where soft and hard are the same and the
         derivative 1/τ would overflow.

@@ -76,7 +76,7 @@ class LpFace:
     size: Tensor  # (B,), h(x; w)
 
     def curvature(self, v: Tensor) -> Tensor:
-        """λ(p − 1)/h · w² y^(p−2) v with y = w|x|/h; the rest of C vanishes on the tangent space."""
+        """λ(p − 1)/h · w² y^(p−2) v, y = w|x|/h; the rest of C vanishes on the tangent space."""
         return self.curvature_diagonal() * v
 
     def curvature_diagonal(self) -> Tensor:

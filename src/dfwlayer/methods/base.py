@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 class Method(Protocol):
-    """A way to solve; ``unrollable`` tells whether to differentiate through its steps by default."""
+    """A way to solve; ``unrollable`` tells whether "auto" differentiates through its steps."""
 
     @property
     def unrollable(self) -> bool: ...
@@ -124,10 +124,9 @@ def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
     """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding."""
     with torch.no_grad():
         d, change = x - state.x, gradient - state.gradient
-        terms = d * change
         size = (d.abs() * (gradient.abs() + state.gradient.abs())).sum(-1)
         rounding = 64 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5 * size
-        return state.active & (terms.sum(-1) < -rounding)
+        return state.active & (dot(d, change) < -rounding)
 
 
 def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
@@ -135,4 +134,5 @@ def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tenso
     away = x - constraint.vertex(gradient)
     if unbounded is not None:
         away = torch.where(unbounded, 0, away)
-    return dot(gradient, away).clamp_min(0)
+    gap: Tensor = dot(gradient, away).clamp_min(0)
+    return gap

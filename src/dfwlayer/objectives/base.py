@@ -11,7 +11,7 @@ __all__ = ["Curvature", "Objective", "check_tensors", "flag_nonfinite"]
 
 
 class Curvature(NamedTuple):
-    """Bounds on the eigenvalues of ∇²f, each () or (B,): low ≤ an eigenvalue that exists, high ≥ all.
+    """Bounds on the eigenvalues of ∇²f, each () or (B,): high is above all, low above the least.
 
     A negative ``low`` proves that the objective is not convex; ``high`` is the Lipschitz constant
     L of the gradient and is never under-estimated.

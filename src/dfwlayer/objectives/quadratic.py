@@ -96,7 +96,7 @@ class Quadratic:
         if self.P is None:
             return self
         P = self.P[0] if self.P.dim() == 3 and self.P.shape[0] == 1 != batch else self.P
-        return replace(self, P=_SymmetricGradient.apply(P) if P.requires_grad else P)
+        return replace(self, P=symmetric_gradient(P) if P.requires_grad else P)
 
     def verified(self) -> tuple[Quadratic, Tensor | None]:
         """Finite data and a symmetric P, at the price of two products with P.
@@ -182,13 +182,17 @@ class Quadratic:
         return Curvature(low, torch.minimum(high, bound))
 
 
-class _SymmetricGradient(torch.autograd.Function):
-    """The identity, whose gradient is brought to its symmetric part."""
+def symmetric_gradient(P: Tensor) -> Tensor:
+    """P itself, whose gradient will be brought to its symmetric part."""
+    out: Tensor = _SymmetricGradient.apply(P)  # type: ignore[no-untyped-call]
+    return out
 
+
+class _SymmetricGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, P: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: FunctionCtx, P: Tensor) -> Tensor:
         return P.view_as(P)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return 0.5 * (grad + grad.mT)
