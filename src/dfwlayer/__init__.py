@@ -2,7 +2,7 @@
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.layer import DFWLayer
-from dfwlayer.methods import DFW, FrankWolfe
+from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Solution, Status
 from dfwlayer.solve import solve
@@ -22,6 +22,7 @@ __all__ = [
     "LeastSquares",
     "LpBall",
     "OpenLoop",
+    "ProjectedNewton",
     "Quadratic",
     "ShortStep",
     "Smooth",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dfwlayer.constraints.base import Face
-from dfwlayer.linalg import conjugate_gradient, dot
+from dfwlayer.face_system import FaceSystem
+from dfwlayer.linalg import dot
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 
 __all__ = ["MODES", "implicit", "unroll"]
@@ -43,7 +42,7 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
     scale = value.abs() + dot(gradient, x).abs()
     face = problem.constraint.face(x, gradient, scale)
     residual = problem.objective.gradient(x) + face.force()
-    system = _System(problem, face, x)
+    system = FaceSystem(problem.objective, face, x)
     move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), system)  # type: ignore[no-untyped-call]
     return outcome._replace(x=x + move)
 
@@ -51,54 +50,12 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
 MODES = {"unroll": unroll, "implicit": implicit}
 
 
-@dataclass(frozen=True)
-class _System:
-    """The linear system at a solution, on the tangent space of its face."""
-
-    problem: Problem
-    face: Face
-    x: Tensor
-
-    def hessian(self, v: Tensor) -> Tensor:
-        """(∇²f + λC) v."""
-        return self.problem.objective.hvp(self.x, v) + self.face.curvature(v)
-
-    def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """u, ν and H u with H u + νa = v on the free coordinates and ⟨a, u⟩ = 0."""
-        face, a = self.face, self.face.normal
-        v = torch.where(face.free, v, 0)
-        length = dot(v, v)
-        mean = dot(v, self.problem.objective.hvp(self.x, v)) / torch.where(length > 0, length, 1)
-        bend = face.curvature_diagonal()
-        diagonal = mean.unsqueeze(-1).clamp_min(0) + bend
-        inverse = torch.where(face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
-        steep = inverse * a
-        width = dot(a, steep)
-        width = torch.where(width > 0, width, 1)
-
-        def precondition(r: Tensor) -> Tensor:
-            r = inverse * r
-            return r - steep * (dot(a, r) / width).unsqueeze(-1)
-
-        n = v.shape[-1]
-        u, _ = conjugate_gradient(
-            self.hessian,
-            v,
-            tol=torch.finfo(v.dtype).eps,
-            max_steps=2 * n + 20,
-            precondition=precondition,
-        )
-        product = self.hessian(u)
-        nu = dot(steep, v - product) / width
-        return u, nu, product
-
-
 class _Move(torch.autograd.Function):
     """Zero, whose derivative is the movement of the solution."""
 
     @staticmethod
     def forward(
-        ctx: Any, residual: Tensor, excess: Tensor, pinned: Tensor, system: _System
+        ctx: Any, residual: Tensor, excess: Tensor, pinned: Tensor, system: FaceSystem
     ) -> Tensor:
         ctx.system = system
         return torch.zeros_like(residual)
@@ -106,5 +63,8 @@ class _Move(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        u, nu, product = ctx.system.solve(v)
-        return -u, -nu, torch.where(ctx.system.face.free, 0, v - product), None
+        system: FaceSystem = ctx.system
+        step = system.solve(v, tol=torch.finfo(v.dtype).eps, max_steps=2 * v.shape[-1] + 20)
+        product = system.hessian(step.u)
+        nu = system.multiplier(v - product)
+        return -step.u, -nu, torch.where(system.face.free, 0, v - product), None

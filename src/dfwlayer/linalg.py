@@ -41,22 +41,27 @@ def conjugate_gradient(
     tol: float,
     max_steps: int,
     precondition: Callable[[Tensor], Tensor] = lambda r: r,
-) -> tuple[Tensor, Tensor]:
+    clean: Callable[[Tensor], Tensor] = lambda r: r,
+    stop: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, int]:
     """Solve the positive semi-definite systems matvec(u) = rhs to ‖residual‖ ≤ tol · ‖rhs‖.
 
     The norm is the preconditioner's. A preconditioner that projects keeps u in its range, and
-    the system is then the one restricted to that subspace. Each row stops on its own, also
+    the system is then the one restricted to that subspace; ``clean`` should then remove from a
+    residual what the preconditioner annihilates, which would otherwise swamp the rest with its
+    rounding. Each row stops on its own, also
     where it meets a direction without curvature, so that a singular system gives the finite
-    solution found in its range.
+    solution found in its range, and where ``stop``, asked every few steps, tells from u (B, n)
+    that it has gone far enough.
 
     Returns:
-        u (B, n), and a mask (B,) of the rows that met a descent direction without curvature:
-        there the quadratic model has no minimum.
+        u (B, n); a mask (B,) of the rows that met a descent direction without curvature: there
+        the quadratic model has no minimum; and the number of products.
 
     """
     eps = torch.finfo(rhs.dtype).eps
     u = torch.zeros_like(rhs)
-    residual = rhs
+    residual = clean(rhs)
     direction = precondition(residual)
     rho = dot(residual, direction)
     target = tol * tol * rho
@@ -64,9 +69,13 @@ def conjugate_gradient(
     flat = torch.zeros_like(active)
     largest = torch.zeros_like(rho)  # the largest Rayleigh quotient seen, the scale of "flat"
     every = 1 if rhs.device.type == "cpu" else 8
+    steps = 0
     for step in range(max_steps):
+        if stop is not None and step % 5 == 4:
+            active = active & ~stop(u)
         if step % every == 0 and not bool(active.any()):
             break
+        steps += 1
         product = matvec(direction)
         curvature = dot(direction, product)
         length = dot(direction, direction)
@@ -77,11 +86,11 @@ def conjugate_gradient(
         active = active & ~without
         alpha = torch.where(active, rho / torch.where(active, curvature, 1), 0).unsqueeze(-1)
         u = u + alpha * direction
-        residual = residual - alpha * product
+        residual = clean(residual - alpha * product)
         conditioned = precondition(residual)
         next_rho = torch.where(active, dot(residual, conditioned), rho)
         beta = torch.where(active, next_rho / torch.where(rho > 0, rho, 1), 0)
         direction = conditioned + beta.unsqueeze(-1) * direction
         rho = next_rho
         active = active & (rho > target)
-    return u, flat
+    return u, flat, steps

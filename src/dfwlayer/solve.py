@@ -39,7 +39,8 @@ def solve(
         objective: ``Quadratic``, ``LeastSquares`` or ``Smooth``.
         constraint: ``LpBall``, or any other set.
         x0: Start, (*shape) or (B, *shape); a start outside is moved onto the set.
-        method: "auto", "dfw" (the published method), "frank-wolfe", or a method object.
+        method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
+            "auto" means), or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
             taken), or "auto": unroll for "dfw", otherwise implicit.
         tol: For "dfw" on the relative change of f in a step; otherwise on the gap relative to
@@ -142,7 +143,12 @@ def check_settings(
             f"step_size: expected a rule such as ShortStep() or None, got {step_size!r}"
         )
     if differentiate == "auto":
-        differentiate = "unroll" if method.unrollable else "implicit"
+        differentiate = method.modes[0]
+    if differentiate not in method.modes:
+        raise ValueError(
+            f"differentiate: {type(method).__name__} offers {list(method.modes)}, got "
+            f"{differentiate!r}; to differentiate through the steps use method 'dfw'"
+        )
     return method, differentiate, as_temperature(temperature)
 
 
@@ -206,7 +212,7 @@ def _certify(
         shift = torch.zeros_like(value)
         if unbounded is not None:
             g = torch.where(unbounded, gradient, 0)
-            u, flat = conjugate_gradient(
+            u, flat, _ = conjugate_gradient(
                 lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
                 g,
                 tol=torch.finfo(x.dtype).eps,

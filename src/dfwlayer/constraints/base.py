@@ -99,8 +99,15 @@ class Constraint(Protocol):
     def retract(self, x: Tensor) -> Tensor:
         """A point of the set next to x, and x itself where x is inside."""
 
+    def project(self, z: Tensor) -> Tensor:
+        """The point of the set nearest to z: (B, n) -> (B, n)."""
+
     def diameter(self, n: int) -> Tensor:
         """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity."""
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor) -> Face:
-        """The local face at x, given ∇f(x) = g and the size (B,) of the objective's values."""
+    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
+        """The local face at x, given ∇f(x) = g.
+
+        Without ``scale`` it is the face x lies on to rounding. With the size (B,) of the
+        objective's values it is the face on which the solution next to x is expected.
+        """

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms, Face
 from dfwlayer.constraints.lp_face import lp_face
+from dfwlayer.constraints.lp_projection import project_lp
 from dfwlayer.linalg import scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 
@@ -203,6 +204,10 @@ class LpBall:
             x = x + ((x.detach() * factor).to(x.dtype) - x.detach())
         return x
 
+    def project(self, z: Tensor) -> Tensor:
+        """See :func:`dfwlayer.constraints.lp_projection.project_lp`."""
+        return project_lp(self.p, self._sizes(z), self._radius.expand(len(z)), z)
+
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
         reach, unbounded = self._reach_and_mask()
@@ -214,10 +219,13 @@ class LpBall:
         size = 2 * scaled_norm(reach, order)
         return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor) -> Face:
+    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
         """See :func:`dfwlayer.constraints.lp_face.lp_face`."""
-        weight = torch.ones_like(x) if self.weight is None else self.weight.abs().expand_as(x)
-        return lp_face(self.p, weight, self._radius.expand(len(x)), x, g, scale)
+        return lp_face(self.p, self._sizes(x), self._radius.expand(len(x)), x, g, scale)
+
+    def _sizes(self, like: Tensor) -> Tensor:
+        """|w| as (B, n)."""
+        return torch.ones_like(like) if self.weight is None else self.weight.abs().expand_as(like)
 
     @property
     def _radius(self) -> Tensor:

@@ -18,11 +18,13 @@ def lp_face(
     radius: Tensor,  # (B,)
     x: Tensor,  # (B, n)
     g: Tensor,  # (B, n), ∇f(x)
-    scale: Tensor,  # (B,), size of the objective's values
+    scale: Tensor | None,  # (B,), size of the objective's values
 ) -> LpFace:
     """Tell the face from x and g.
 
-    At a solution each coordinate, and the constraint as a whole, has either a primal slack or a
+    Without a scale it is the face x lies on, to rounding, unless the multiplier says that x
+    wants to leave it for the inside. With one it is the face of the solution next to x: at a
+    solution each coordinate, and the constraint as a whole, has either a primal slack or a
     dual one, and the other is zero up to rounding. So the larger of the two, both measured
     relative to their own scale, tells the side; this also holds for a solution that is only
     approximate. Where both are zero the solution is not differentiable, and the face without
@@ -32,25 +34,33 @@ def lp_face(
     weight_const, t = weight.detach(), radius.detach()
     bounded = weight_const > 0
     tiny = torch.finfo(x.dtype).tiny
+    rounding = 8 * torch.finfo(x.dtype).eps
     share = weight_const * x.abs() / t.clamp_min(tiny).unsqueeze(-1)  # w_i |x_i| / t
     if p == torch.inf:
-        # a bound is active if its multiplier −g_i sign(x_i), times t/w_i, beats the room left
-        force = -g * torch.sign(x) * x.abs()
-        at_bound = bounded & (force / scale.clamp_min(tiny).unsqueeze(-1) >= 1 - share)
-        at_bound = at_bound & (share > 0.5) | (bounded & (t == 0).unsqueeze(-1))
+        force = -g * x  # the multiplier −g_i sign(x_i) of a bound, times |x_i|
+        if scale is None:
+            at_bound = (share >= 1 - rounding) & (force > 0)
+        else:
+            pressed = force / scale.clamp_min(tiny).unsqueeze(-1)
+            at_bound = (pressed >= 1 - share) & (share > 0.5)
+        at_bound = bounded & (at_bound | (t == 0).unsqueeze(-1))
         zero = torch.zeros_like(t)
         return LpFace(p, weight, radius, x, ~at_bound, zero, torch.zeros_like(x), zero)
     size = scaled_norm(weight_const * x, p)
     multiplier = -dot(g, torch.where(bounded, x, 0)) / size.clamp_min(tiny)  # g = −λ ∇h
     room = 1 - size / t.clamp_min(tiny)
-    active = (multiplier * size / scale.clamp_min(tiny) > room) & (multiplier > 0)
+    if scale is None:
+        tight = room <= rounding * x.shape[-1] ** 0.5
+    else:
+        tight = multiplier * size / scale.clamp_min(tiny) > room
+    active = tight & (multiplier > 0)
     multiplier = torch.where(active, multiplier, 0)
     relative = torch.where(bounded, weight_const * x.abs(), 0) / size.clamp_min(tiny).unsqueeze(-1)
     free = torch.ones_like(bounded)
     if p == 1:
         pull = g.abs() / torch.where(bounded, weight_const, 1)
         dual = 1 - pull / multiplier.clamp_min(tiny).unsqueeze(-1)
-        on_support = (relative > dual) & (x != 0)
+        on_support = (x != 0) if scale is None else (relative > dual) & (x != 0)
         free = ~bounded | on_support | ~active.unsqueeze(-1)
         slope = weight_const * torch.sign(x)
     else:

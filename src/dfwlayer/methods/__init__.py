@@ -5,11 +5,22 @@ from __future__ import annotations
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.methods.dfw import DFW
 from dfwlayer.methods.frank_wolfe import FrankWolfe
+from dfwlayer.methods.projected_newton import ProjectedNewton
 
-__all__ = ["DFW", "METHODS", "FrankWolfe", "Method", "Outcome", "Problem", "Settings"]
+__all__ = [
+    "DFW",
+    "METHODS",
+    "FrankWolfe",
+    "Method",
+    "Outcome",
+    "Problem",
+    "ProjectedNewton",
+    "Settings",
+]
 
 METHODS: dict[str, Method] = {
-    "auto": FrankWolfe(),
+    "auto": ProjectedNewton(),
     "dfw": DFW(),
     "frank-wolfe": FrankWolfe(),
+    "projected-newton": ProjectedNewton(),
 }

@@ -46,10 +46,11 @@ class Outcome(NamedTuple):
 
 
 class Method(Protocol):
-    """A way to solve; ``unrollable`` tells whether "auto" differentiates through its steps."""
+    """A way to solve."""
 
     @property
-    def unrollable(self) -> bool: ...
+    def modes(self) -> tuple[str, ...]:
+        """The ways it can be differentiated, the one meant by "auto" first."""
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """Solve from the feasible start x (B, n)."""
@@ -126,7 +127,8 @@ def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
         d, change = x - state.x, gradient - state.gradient
         size = (d.abs() * (gradient.abs() + state.gradient.abs())).sum(-1)
         rounding = 64 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5 * size
-        return state.active & (dot(d, change) < -rounding)
+        downward: Tensor = dot(d, change) < -rounding
+        return state.active & downward
 
 
 def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
@@ -134,5 +136,4 @@ def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tenso
     away = x - constraint.vertex(gradient)
     if unbounded is not None:
         away = torch.where(unbounded, 0, away)
-    gap: Tensor = dot(gradient, away).clamp_min(0)
-    return gap
+    return dot(gradient, away).clamp_min(0)

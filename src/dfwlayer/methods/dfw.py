@@ -25,8 +25,8 @@ class DFW:
     """
 
     @property
-    def unrollable(self) -> bool:
-        return True
+    def modes(self) -> tuple[str, ...]:
+        return ("unroll", "implicit")
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """See the class."""

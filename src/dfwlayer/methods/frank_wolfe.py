@@ -40,8 +40,8 @@ class FrankWolfe:
     pairwise: bool = True
 
     @property
-    def unrollable(self) -> bool:
-        return False
+    def modes(self) -> tuple[str, ...]:
+        return ("implicit", "unroll")
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """See the class."""

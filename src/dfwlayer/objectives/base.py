@@ -46,6 +46,10 @@ class Objective(Protocol):
     def quadratic(self) -> bool:
         """Whether ∇²f is constant."""
 
+    @property
+    def isotropic(self) -> bool:
+        """Whether ∇²f is the identity, so that a solution is a projection."""
+
     def float32(self) -> Objective:
         """The same objective with half-precision data in float32."""
 

@@ -74,6 +74,10 @@ class LeastSquares:
     def quadratic(self) -> bool:
         return True
 
+    @property
+    def isotropic(self) -> bool:
+        return False
+
     def float32(self) -> LeastSquares:
         """Half-precision data in float32."""
         wide = torch.promote_types(self.b.dtype, torch.float32)

@@ -84,6 +84,10 @@ class Quadratic:
     def quadratic(self) -> bool:
         return True
 
+    @property
+    def isotropic(self) -> bool:
+        return self.P is None
+
     def float32(self) -> Quadratic:
         """Half-precision data in float32."""
         P = self.P

@@ -81,6 +81,10 @@ class Smooth:
         return False
 
     @property
+    def isotropic(self) -> bool:
+        return False
+
+    @property
     def size(self) -> int:
         """Number of entries of one problem's variable."""
         return math.prod(self.shape)

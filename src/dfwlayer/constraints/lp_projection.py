@@ -1,0 +1,168 @@
+"""Euclidean projection onto the weighted ℓp ball, direct and batched."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import dot
+
+__all__ = ["project_lp"]
+
+INNER = 7  # Newton steps for one coordinate; the start is within a factor of the root
+OUTER = 40  # most steps for the multiplier; about 6 are needed, bisection guards the rest
+
+
+def project_lp(p: float, weight: Tensor, radius: Tensor, z: Tensor) -> Tensor:
+    """Argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
+
+    Args:
+        p: In [1, ∞].
+        weight: (B, n), not negative; zero leaves a coordinate as it is.
+        radius: (B,), not negative.
+        z: (B, n).
+
+    """
+    t = radius.unsqueeze(-1)
+    bounded = weight > 0
+    if p == torch.inf:
+        bound = t / torch.where(bounded, weight, 1)
+        return torch.where(bounded, z.clamp(-bound, bound), z)
+    # in units of the radius and of the largest weight nothing overflows
+    unit = weight.amax(-1, keepdim=True)
+    omega = weight / torch.where(unit > 0, unit, 1)
+    length = t / torch.where(unit > 0, unit, 1)
+    sized = length > 0
+    share = torch.where(sized, z.abs() / torch.where(sized, length, 1), 0)
+    inside = _inside(p, omega, share)
+    if p == 1:
+        moved = _simplex(omega, share)
+    elif p == 2:
+        moved = _ellipsoid(omega, share)
+    else:
+        moved = _curved(p, omega, share, inside)
+    x = torch.sign(z) * torch.where(sized, moved * length, 0)
+    return torch.where(inside & sized | ~bounded, z, x)
+
+
+def _inside(p: float, omega: Tensor, share: Tensor) -> Tensor:
+    weighted = omega * share
+    # entries above 1 are outside by themselves, and their powers could overflow
+    return (weighted.amax(-1, keepdim=True) <= 1) & (
+        (weighted.clamp(max=1) ** p).sum(-1, keepdim=True) <= 1
+    )
+
+
+def _simplex(omega: Tensor, share: Tensor) -> Tensor:
+    """(share − θω)₊ with Σ ω (share − θω)₊ = 1.
+
+    In terms of δ = max(share/ω) − share/ω this is ω(η − δ)₊ with Σ ω²(η − δ)₊ = 1. Sorted by δ,
+    the η of the first k entries, (1 + Σ ω²δ) / Σ ω², is least at the right k. For a point far
+    outside, where share − θω would be lost to cancellation, ω(η − δ) is not; for a point nearby
+    it is the other way round.
+    """
+    bounded = omega > 0
+    square = omega * omega
+    ratio = torch.where(bounded, share / torch.where(bounded, omega, 1), -torch.inf)
+    largest = ratio.amax(-1, keepdim=True)
+    delta = torch.where(bounded, largest - ratio, torch.inf)
+    ordered, index = delta.sort(-1)
+    ordered_square = square.gather(-1, index)
+    tiny = torch.finfo(share.dtype).tiny
+    first = torch.where(torch.isfinite(ordered), ordered_square * ordered, 0).cumsum(-1)
+    eta = ((1 + first) / ordered_square.cumsum(-1).clamp_min(tiny)).amin(-1, keepdim=True)
+    theta = largest - eta
+    moved = torch.where(eta < theta, omega * (eta - delta), share - theta * omega)
+    moved = torch.where(bounded, moved, 0)
+    for _ in range(2):  # the running sums have rounding; sums over the support have less
+        support = moved > 0
+        excess = torch.where(support, omega * moved, 0).sum(-1, keepdim=True) - 1
+        width = torch.where(support, square, 0).sum(-1, keepdim=True)
+        moved = moved - excess / width.clamp_min(tiny) * omega
+    return moved.clamp_min(0)
+
+
+def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
+    """Share / (1 + μω²) with ‖ω ∘ share / (1 + μω²)‖ = 1.
+
+    Newton on 1/‖·‖, which is concave in μ and nearly straight, climbs to the root from μ = 0.
+    """
+    square = omega * omega
+    mu = torch.zeros_like(share[..., :1])
+    tol = 4 * torch.finfo(share.dtype).eps
+    largest = (omega * share).amax(-1, keepdim=True).clamp_min(1)
+    point = omega * share / largest  # so that squares do not overflow
+    for step in range(OUTER):
+        scaled = point / (1 + mu * square)
+        size = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+        size = torch.where(size > 0, size, 1)
+        slope = dot(scaled * square / (1 + mu * square), scaled).unsqueeze(-1) / size**2
+        # 1/‖·‖ − 1 with ‖·‖ = largest · size, over its derivative in μ
+        change = (largest * size - 1) / torch.where(slope > 0, slope, 1)
+        mu = (mu + change).clamp_min(0)
+        if step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
+            break
+    return share / (1 + mu * square)
+
+
+def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
+    """y/ω with y + μω² y^(p−1) = ω share and Σ y^p = 1, for 1 < p < ∞, p ≠ 2.
+
+    Newton on ‖y‖^(1−p), which is nearly straight in μ, from μ = 0, within a bracket. Rows that
+    are idle need no answer.
+    """
+    bounded = omega > 0
+    finfo = torch.finfo(share.dtype)
+    zeta = omega * share  # what y would be without the constraint
+    square = omega * omega
+    largest = zeta.amax(-1, keepdim=True).clamp_min(1)
+    least = torch.where(bounded, square, 1).amin(-1, keepdim=True)
+    count = bounded.sum(-1, keepdim=True, dtype=share.dtype).clamp_min(1)
+    # y ≤ n^(−1/p) in all entries is enough, and there μω² y^(p−1) ≤ ζ
+    high = 2 * (largest / least * count ** ((p - 1) / p)).clamp(max=finfo.max**0.5)
+    low = mu = torch.zeros_like(high)
+    tol = 4 * finfo.eps * max(1.0, 1 / (p - 1))
+    y = zeta
+    for step in range(OUTER):
+        if step > 0:  # at μ = 0 the root is ζ itself
+            y = _root(p, mu * square, zeta)
+        top = y.amax(-1, keepdim=True)
+        top = torch.where(top > 0, top, 1)
+        part = torch.where(y > 0, y / top, 1)
+        power = torch.where(y > 0, part**p, 0)
+        size = power.sum(-1, keepdim=True) ** (1 / p)  # ‖y‖ / top
+        low, high = torch.where(top * size > 1, mu, low), torch.where(top * size > 1, high, mu)
+        # −y' y^(p−1) = ω² y^(2p−2) / (1 + μ(p−1)ω² y^(p−2)), in units of top
+        bend = torch.where(y > 0, square * y.clamp_min(finfo.tiny) ** (p - 2), 0)
+        fall = (power * bend / (1 + mu * (p - 1) * bend)).sum(-1, keepdim=True) / size**p
+        # Newton for ‖y‖^(1−p) − 1, whose derivative is (p − 1)‖y‖^(1−p) · fall
+        rise = torch.expm1((p - 1) * (top * size).log()) / (p - 1)
+        newton = mu + rise / fall.clamp_min(finfo.tiny)
+        within = (newton >= low) & (newton <= high)
+        settled = ((top * size - 1).abs() <= tol) | (high - low <= tol * high) | idle
+        mu = torch.where(within, newton, 0.5 * (low + high))
+        if step % 2 == 1 and bool(settled.all()):
+            break
+    return torch.where(bounded, y / torch.where(bounded, omega, 1), share)
+
+
+def _root(p: float, coefficient: Tensor, zeta: Tensor) -> Tensor:
+    """The y ≥ 0 with y + c y^(p−1) = ζ.
+
+    In v = y (p ≥ 2) or v = y^(p−1) (p < 2) the left side is convex, and Newton comes down to the
+    root from where one of the two terms alone makes ζ.
+    """
+    exponent = p - 1 if p >= 2 else 1 / (p - 1)
+    positive = zeta > 0
+    zeta = torch.where(positive, zeta, 1)
+    c = coefficient.expand_as(zeta)
+    steep, flat = (c, torch.ones_like(c)) if p >= 2 else (torch.ones_like(c), c)
+    # v with flat · v = ζ, and v with steep · v^e = ζ
+    tiny = torch.finfo(zeta.dtype).tiny
+    v = torch.minimum(zeta / flat.clamp_min(tiny), (zeta / steep.clamp_min(tiny)) ** (1 / exponent))
+    for _ in range(INNER):
+        bent = steep * v ** (exponent - 1)
+        v = v - (flat * v + bent * v - zeta) / (flat + exponent * bent)
+        v = v.clamp_min(0)
+    y = v if p >= 2 else v**exponent
+    return torch.where(positive, y, 0)
