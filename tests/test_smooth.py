@@ -1,0 +1,141 @@
+"""Smooth: any convex function written in torch, single, batched, mapped, with matrix variables."""
+
+import math
+
+import pytest
+import torch
+from helpers import F64, SMOOTH, close, huber, log_sum_exp, logistic, lp_norm, make_case
+from scipy.optimize import minimize
+
+import dfwlayer as dfw
+
+FUNCTIONS = {"logistic": logistic, "log-sum-exp": log_sum_exp, "huber": huber}
+
+
+@pytest.mark.parametrize("objective", SMOOTH)
+def test_batch_is_read_off_the_output(objective):
+    case = make_case(objective, "p=1", rows=3)
+    fn, F, c = FUNCTIONS[objective], case.params["F"], case.params["c"]
+    batched = dfw.Smooth(fn, F, c, shape=(6,))
+    single = dfw.Smooth(fn, F, c[0], shape=(6,))
+    assert batched.batch == 3
+    assert single.batch is None
+    ball = dfw.LpBall(1.0, 1.0)
+    assert dfw.solve(batched, ball, max_steps=3).x.shape == (3, 6)
+    assert dfw.solve(single, ball, max_steps=3).x.shape == (6,)
+    assert dfw.solve(single, ball, max_steps=3).value.shape == ()
+
+
+@pytest.mark.parametrize("method", ["auto", "dfw", "frank-wolfe"])
+def test_single_function_meets_a_batched_constraint(method):
+    """vmap over the radii gives what a loop over the radii gives."""
+    gen = torch.Generator().manual_seed(0)
+    F = torch.randn(7, 4, generator=gen, dtype=F64)
+
+    def fn(x, F):  # torch.dot works for one problem only
+        return torch.nn.functional.softplus(F @ x - 1).sum() + torch.dot(x, x)
+
+    radii = torch.tensor([0.1, 0.5, 3.0], dtype=F64)
+    F.requires_grad_()
+    objective = dfw.Smooth(fn, F, shape=(4,))
+    whole = dfw.solve(objective, dfw.LpBall(1.0, radii), method=method, tol=1e-8, max_steps=200)
+    loss = (whole.x * torch.arange(12, dtype=F64).reshape(3, 4)).sum()
+    (got,) = torch.autograd.grad(loss, F)
+    total = torch.zeros_like(F)
+    for i, radius in enumerate(radii):
+        one = dfw.solve(objective, dfw.LpBall(1.0, radius), method=method, tol=1e-8, max_steps=200)
+        close(whole.x[i], one.x, rtol=1e-8, atol=1e-10)
+        loss = (one.x * torch.arange(12, dtype=F64).reshape(3, 4)[i]).sum()
+        total += torch.autograd.grad(loss, F)[0]
+    close(got, total, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_matrix_variable(p, batch):
+    """A variable of shape (m, k) is the flattened problem in another shape."""
+    m, k = 3, 2
+    lead = () if batch is None else (batch,)
+    gen = torch.Generator().manual_seed(1)
+    target = torch.randn(*lead, m, k, generator=gen, dtype=F64)
+    weight = torch.rand(m, k, generator=gen, dtype=F64) + 0.5
+
+    def fn(X, Y):
+        return 0.5 * ((X - Y) ** 2).sum((-2, -1))
+
+    objective = dfw.Smooth(fn, target, shape=(m, k), lipschitz=1.0)
+    sol = dfw.solve(objective, dfw.LpBall(p, 0.8, weight), tol=1e-9)
+    assert sol.x.shape == (*lead, m, k)
+    flat = dfw.solve(
+        dfw.Quadratic(None, -target.reshape(*lead, m * k)),
+        dfw.LpBall(p, 0.8, weight.reshape(-1)),
+        tol=1e-9,
+    )
+    close(sol.x.reshape(flat.x.shape), flat.x, rtol=0, atol=2e-4)
+    assert (lp_norm((weight * sol.x).reshape(*lead, -1), p) <= 0.8 * (1 + 1e-15)).all()
+
+
+@pytest.mark.parametrize("objective", SMOOTH)
+def test_against_scipy(objective):
+    """Random data, nothing designed; SLSQP on x = u − v, u, v ≥ 0 for the ℓ1 ball."""
+    gen = torch.Generator().manual_seed(3)
+    n, t = 5, 0.6
+    F = torch.randn(9, n, generator=gen, dtype=F64)
+    c = torch.randn(n, generator=gen, dtype=F64)
+    fn = FUNCTIONS[objective]
+
+    def split(z):
+        z = torch.from_numpy(z).requires_grad_()
+        value = fn(z[:n] - z[n:], F, c)
+        (grad,) = torch.autograd.grad(value, z)
+        return float(value), grad.numpy()
+
+    best = minimize(
+        split,
+        torch.full((2 * n,), 0.01, dtype=F64).numpy(),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, None)] * (2 * n),
+        constraints={"type": "ineq", "fun": lambda z: t - z.sum()},
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    sol = dfw.solve(dfw.Smooth(fn, F, c, shape=(n,)), dfw.LpBall(1.0, t), tol=1e-10)
+    assert float(sol.value) == pytest.approx(best.fun, rel=1e-8)
+    close(sol.x, torch.from_numpy(best.x[:n] - best.x[n:]), rtol=0, atol=1e-4)
+
+
+def test_entropy_like_needs_no_params():
+    """x with the least Σ exp(x) + exp(−2x) on a ball: separable, found coordinate by coordinate."""
+    objective = dfw.Smooth(
+        lambda x: (torch.exp(x) + torch.exp(-2 * x)).sum(-1), shape=(3,)
+    )
+    assert objective.dtype == torch.float32
+    sol = dfw.solve(objective, dfw.LpBall(2.0, 10.0), tol=1e-6)
+    # interior: exp(x) = 2 exp(−2x)
+    close(sol.x, torch.full((3,), math.log(2) / 3), rtol=0, atol=5e-3)
+
+
+def test_params_that_are_not_tensors_are_passed_on():
+    target = torch.randn(4, dtype=F64)
+    half = dfw.Smooth(lambda x, y, s: s * (x - y).pow(2).sum(-1), target, 0.5, shape=4)
+    sol = dfw.solve(half, dfw.LpBall(2.0, 0.3), tol=1e-10)
+    close(sol.x, 0.3 * target / target.norm(), rtol=0, atol=1e-5)
+
+
+def test_two_params_of_one_batch():
+    """One parameter per problem, another shared; the shared one gets the summed gradient."""
+    gen = torch.Generator().manual_seed(4)
+    F = torch.randn(6, 3, generator=gen, dtype=F64, requires_grad=True)
+    c = torch.randn(4, 3, generator=gen, dtype=F64, requires_grad=True)
+    v = torch.randn(4, 3, generator=gen, dtype=F64)
+    x = dfw.solve(dfw.Smooth(logistic, F, c, shape=(3,)), dfw.LpBall(1.0, 0.4), tol=1e-11).x
+    gF, gc = torch.autograd.grad((v * x).sum(), (F, c))
+    total = torch.zeros_like(F)
+    for i in range(4):
+        one = dfw.solve(
+            dfw.Smooth(logistic, F, c[i], shape=(3,)), dfw.LpBall(1.0, 0.4), tol=1e-11
+        ).x
+        a, b = torch.autograd.grad((v[i] * one).sum(), (F, c))
+        total += a
+        close(gc[i], b[i], rtol=1e-5, atol=1e-7)
+    close(gF, total, rtol=1e-5, atol=1e-7)
