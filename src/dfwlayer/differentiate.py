@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import dot
+from dfwlayer.linalg import dot, where_rows
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 
 __all__ = ["MODES", "implicit", "unroll"]
@@ -17,7 +17,12 @@ __all__ = ["MODES", "implicit", "unroll"]
 
 def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     """Run the method under autograd: exact for the steps taken, memory O(steps · n)."""
-    return method.run(problem, x, settings)
+    outcome = method.run(problem, x, settings)
+    if settings.max_steps == 0:  # x is the start; a gradient of zero is still one
+        gradient = problem.objective.gradient(x)
+        never = torch.zeros_like(gradient, dtype=torch.bool)
+        return outcome._replace(x=outcome.x + torch.where(never, gradient, 0))
+    return outcome
 
 
 def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
@@ -67,4 +72,12 @@ class _Move(torch.autograd.Function):
         step = system.solve(v, tol=torch.finfo(v.dtype).eps, max_steps=2 * v.shape[-1] + 20)
         product = system.hessian(step.u)
         nu = system.multiplier(v - product)
-        return -step.u, -nu, torch.where(system.face.free, 0, v - product), None
+        # beyond the dtype's range there is no gradient to give; the other problems keep theirs
+        sound = torch.isfinite(step.u.sum(-1) + nu + product.sum(-1))
+        pinned = torch.where(system.face.free, 0, v - product)
+        return (
+            where_rows(sound, -step.u, 0),
+            torch.where(sound, -nu, 0),
+            where_rows(sound, pinned, 0),
+            None,
+        )

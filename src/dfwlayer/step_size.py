@@ -213,10 +213,11 @@ def _unit_scale(direction: Tensor) -> tuple[Tensor, Tensor]:
 
 def _ratio(slope: Tensor, curvature: Tensor, limit: Tensor | float) -> Tensor:
     """clip(slope / curvature, 0, limit); no curvature means the whole way, uphill means stay."""
-    bent = curvature > 0
     full = torch.as_tensor(limit, dtype=slope.dtype, device=slope.device).expand_as(slope)
-    quotient = torch.where(bent, slope / torch.where(bent, curvature, 1), full)
-    return torch.where(slope > 0, torch.minimum(quotient, full), 0)
+    # dividing only where the quotient is used keeps its derivative within range elsewhere
+    within = (slope > 0) & (slope < full.detach() * curvature)
+    quotient = torch.where(within, slope, 0) / torch.where(within, curvature, 1)
+    return torch.where(within, quotient, torch.where(slope > 0, full, 0))
 
 
 def _lipschitz(objective: Objective, x: Tensor, given: float | Tensor | None, rule: str) -> Tensor:

@@ -202,7 +202,12 @@ class LpBall:
             if weight is not None:
                 factor = torch.where(weight.detach() == 0, 1, factor)
             x = x + ((x.detach() * factor).to(x.dtype) - x.detach())
-        return x
+        # numbers below the normal range cannot be scaled by a factor close to one
+        lost = (self._size(x.detach()) > radius).unsqueeze(-1)
+        lost = lost & (x.detach().abs() < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps)
+        if weight is not None:
+            lost = lost & (weight.detach() != 0)
+        return torch.where(lost, 0, x)
 
     def project(self, z: Tensor) -> Tensor:
         """See :func:`dfwlayer.constraints.lp_projection.project_lp`."""

@@ -14,7 +14,7 @@ OUTER = 40  # most steps for the multiplier; about 6 are needed, bisection guard
 
 
 def project_lp(p: float, weight: Tensor, radius: Tensor, z: Tensor) -> Tensor:
-    """Argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
+    """argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
 
     Args:
         p: In [1, ∞].
@@ -83,7 +83,7 @@ def _simplex(omega: Tensor, share: Tensor) -> Tensor:
 
 
 def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
-    """Share / (1 + μω²) with ‖ω ∘ share / (1 + μω²)‖ = 1.
+    """share / (1 + μω²) with ‖ω ∘ share / (1 + μω²)‖ = 1.
 
     Newton on 1/‖·‖, which is concave in μ and nearly straight, climbs to the root from μ = 0.
     """

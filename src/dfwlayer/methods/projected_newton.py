@@ -216,7 +216,8 @@ class _Rounds:
             return flat
         product = self.problem.objective.hvp(self.x, u)
         rounding = 64 * torch.finfo(u.dtype).eps * u.shape[-1] ** 0.5
-        return flat & (dot(u, product) < -rounding * self.lipschitz * dot(u, u))
+        down: Tensor = dot(u, product) < -rounding * self.lipschitz * dot(u, u)
+        return flat & down
 
     def _first_lipschitz(self) -> Tensor:
         """A few power iterations from the gradient; too low a value is raised on the way."""
