@@ -226,5 +226,6 @@ def _certify(
             gradient = gradient - objective.hvp(x, u)
         gap = gap_of(constraint, x, gradient, unbounded) + shift
         proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
-        status = torch.where((status == Status.MAX_STEPS) & proven, int(Status.CONVERGED), status)
+        open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
+        status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
     return value, gap, status

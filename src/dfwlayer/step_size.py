@@ -38,6 +38,10 @@ class Rule(Protocol):
     def lipschitz(self) -> Tensor:
         """The L that bounds, or is thought to bound, the curvature: () or (B,)."""
 
+    @property
+    def bent_down(self) -> Tensor | None:
+        """Mask () or (B,) of objectives that finding L showed not to be convex, if it was found."""
+
     def __call__(self, query: Query) -> Tensor:
         """γ (B,) in [0, limit]."""
 
@@ -62,8 +66,9 @@ class ShortStep:
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
         """Find L once."""
-        constant = _lipschitz(objective, x, self.lipschitz, "ShortStep")
-        return _Stateless(constant, lambda query: _short_step(query, constant))
+        found = _Lazy(objective, x, self.lipschitz, "ShortStep")
+        constant, negative = found()
+        return _Stateless(found, lambda query: _short_step(query, constant), negative)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class ExactStep:
             curvature = dot(d, objective.hvp(query.x, d)) * size
             return _ratio(slope, curvature, query.limit)
 
-        return _Stateless(_Lazy(lambda: _lipschitz(objective, x, None, "ExactStep")), gamma)
+        return _Stateless(_Lazy(objective, x, None, "ExactStep"), gamma)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class OpenLoop:
             full = query.value.new_full(query.value.shape, 2 / (query.step + self.offset))
             return full.minimum(torch.as_tensor(query.limit).to(full))
 
-        return _Stateless(_Lazy(lambda: _lipschitz(objective, x, None, "OpenLoop")), gamma)
+        return _Stateless(_Lazy(objective, x, None, "OpenLoop"), gamma)
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,7 @@ class _Backtrack:
         self.rule = rule
         self.objective = objective
         self.lipschitz = estimate
+        self.bent_down: Tensor | None = None
 
     def __call__(self, query: Query) -> Tensor:
         with torch.no_grad():
@@ -172,13 +178,15 @@ class _Backtrack:
 
 
 class _Lazy:
-    """A value found when first asked for."""
+    """L and whether it came with negative curvature, found when first asked for."""
 
-    def __init__(self, find: Callable[[], Tensor]) -> None:
-        self._find = find
-        self._found: Tensor | None = None
+    def __init__(
+        self, objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
+    ) -> None:
+        self._find = lambda: _lipschitz(objective, x, given, rule)
+        self._found: tuple[Tensor, Tensor | None] | None = None
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> tuple[Tensor, Tensor | None]:
         if self._found is None:
             self._found = self._find()
         return self._found
@@ -187,13 +195,16 @@ class _Lazy:
 class _Stateless:
     """A rule that remembers nothing but L."""
 
-    def __init__(self, lipschitz: Tensor | _Lazy, gamma: Callable[[Query], Tensor]) -> None:
-        self._lipschitz = lipschitz
+    def __init__(
+        self, found: _Lazy, gamma: Callable[[Query], Tensor], bent_down: Tensor | None = None
+    ) -> None:
+        self._found = found
         self._gamma = gamma
+        self.bent_down = bent_down
 
     @property
     def lipschitz(self) -> Tensor:
-        return self._lipschitz() if isinstance(self._lipschitz, _Lazy) else self._lipschitz
+        return self._found()[0]
 
     def __call__(self, query: Query) -> Tensor:
         return self._gamma(query)
@@ -220,9 +231,11 @@ def _ratio(slope: Tensor, curvature: Tensor, limit: Tensor | float) -> Tensor:
     return torch.where(within, quotient, torch.where(slope > 0, full, 0))
 
 
-def _lipschitz(objective: Objective, x: Tensor, given: float | Tensor | None, rule: str) -> Tensor:
+def _lipschitz(
+    objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
+) -> tuple[Tensor, Tensor | None]:
     if given is not None:
-        return torch.as_tensor(given, dtype=x.dtype, device=x.device)
+        return torch.as_tensor(given, dtype=x.dtype, device=x.device), None
     curvature = objective.curvature()
     if curvature is None:
         raise ValueError(
@@ -230,7 +243,9 @@ def _lipschitz(objective: Objective, x: Tensor, given: float | Tensor | None, ru
             f"{type(objective).__name__} does not know; pass lipschitz= to it, or use "
             "Backtracking()"
         )
-    return curvature.high
+    # a singular P has eigenvalues this far below zero by rounding
+    rounding = 16 * x.shape[-1] ** 0.5 * torch.finfo(x.dtype).eps
+    return curvature.high, curvature.low < -rounding * curvature.high.detach()
 
 
 def _first_estimate(objective: Objective, x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class State(NamedTuple):
 
 
 def iterate(
-    problem: Problem, x: Tensor, max_steps: int, step: Callable[[int, State], State]
+    problem: Problem, rule: Rule, x: Tensor, max_steps: int, step: Callable[[int, State], State]
 ) -> Outcome:
     """Run ``step`` until no problem is active or ``max_steps`` is reached.
 
@@ -78,7 +78,8 @@ def iterate(
     """
     value, gradient = problem.objective.value_and_gradient(x)
     rows = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, rows > 0)
+    bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand(len(x))
+    state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, bent_down)
     every = 1 if x.device.type == "cpu" else 10
     for k in range(max_steps):
         if k % every == 0 and not bool(state.active.any()):

@@ -58,4 +58,4 @@ class DFW:
                 status=torch.where(ended, int(Status.CONVERGED), moved.status),
             )
 
-        return iterate(problem, x, settings.max_steps, step)
+        return iterate(problem, rule, x, settings.max_steps, step)

@@ -71,7 +71,7 @@ class FrankWolfe:
             gamma = rule(query).unsqueeze(-1)
             return move(problem, rule, state, query, (1 - gamma) * state.x + gamma * vertex)
 
-        return iterate(problem, x, settings.max_steps, step)
+        return iterate(problem, rule, x, settings.max_steps, step)
 
 
 class _Combination:
