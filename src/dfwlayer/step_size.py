@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -183,7 +184,7 @@ class _Lazy:
     def __init__(
         self, objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
     ) -> None:
-        self._find = lambda: _lipschitz(objective, x, given, rule)
+        self._find = partial(_lipschitz, objective, x, given, rule)
         self._found: tuple[Tensor, Tensor | None] | None = None
 
     def __call__(self) -> tuple[Tensor, Tensor | None]:

@@ -120,4 +120,4 @@ def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:
             f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or infinite; "
             "expected finite numbers (only a tensor with a batch dimension may hold bad problems)"
         )
-    return ~finite.flatten(1).all(1)
+    return ~finite.reshape(len(finite), -1).all(1)
