@@ -108,7 +108,8 @@ def demo(
         )
     console.print(_training_table(training))
     checks["no decision in training left its budget"] = training.violations == 0
-    checks["training made the loss fall"] = training.test_loss < training.loss[0]
+    if size.training_steps >= 10:  # fewer prove nothing
+        checks["training made the loss fall"] = training.test_loss < training.loss[0]
 
     _head(console, 5, "Draw it")
     with _progress(console) as bar:

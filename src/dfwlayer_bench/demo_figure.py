@@ -144,11 +144,11 @@ def _draw_convergence(ax: Axes, trajectory: work.Trajectory) -> None:
         if method == "dfw" and k[-1] < 0.7 * trajectory.bound_steps[-1]:
             ax.plot(k[-1], error[-1], "x", color=COLOUR[method], ms=6, mew=1.6)
             ax.annotate(
-                "stops: no way down\nto a soft vertex",
+                r"stops: no descent at this $\tau$",
                 (k[-1], error[-1]),
-                (8, -3),
+                (8, 0),
                 textcoords="offset points",
-                va="top",
+                va="center",
                 color=COLOUR[method],
             )
     for method, bound in trajectory.bound.items():
