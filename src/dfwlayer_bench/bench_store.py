@@ -1,0 +1,115 @@
+"""The folder of a run: one small file a cell, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cell", "Store", "StoreError"]
+
+CELLS = "cells"
+RUN = "run.json"
+
+
+class StoreError(Exception):
+    """The folder cannot be used; the message says why and what to do."""
+
+
+@dataclass
+class Cell:
+    """One system on one problem.
+
+    ``status`` is "ok", "missing", "unsupported", "time limit", "failed" or "pending"; ``detail``
+    says more. Numbers are None where they were not measured.
+    """
+
+    family: str
+    n: int
+    trial: int
+    seed: int
+    system: str
+    status: str = "pending"
+    detail: str = ""
+    seconds: list[float] = field(default_factory=list)
+    build_seconds: float | None = None
+    error: float | None = None  # ‖x − x_ref‖ / ‖x_ref‖
+    cosine: float | None = None  # of the gradient with the reference's
+    gradient_error: float | None = None
+    violation: float | None = None  # max(0, ‖w∘x‖₁ − t) / t
+    memory_mb: float | None = None
+    constraint_active: bool | None = None
+    time_limit: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return f"{self.family}-{self.n}-{self.trial}-{self.system}"
+
+
+class Store:
+    """Cells on disk, each written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, run: dict[str, Any], *, fresh: bool) -> None:
+        """Make the folder usable for a run, or raise :class:`StoreError` before any work."""
+        cells = self.folder / CELLS
+        try:
+            if fresh and cells.is_dir():
+                shutil.rmtree(cells)
+                (self.folder / RUN).unlink(missing_ok=True)
+            cells.mkdir(parents=True, exist_ok=True)
+            probe = cells / ".probe"
+            probe.write_text("writable?")
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"--out: cannot write to {self.folder} ({error.strerror or error}); choose a "
+                "folder you can write to"
+            ) from error
+        before = self._read(self.folder / RUN)
+        if before is not None:
+            changed = [key for key in run if before.get(key) != run[key]]
+            if changed:
+                found = ", ".join(f"{key} {before.get(key)} → {run[key]}" for key in changed)
+                raise StoreError(
+                    f"--out: {self.folder} holds a run made differently ({found}); choose "
+                    "another folder, or --fresh to start it over"
+                )
+        self._write(self.folder / RUN, run)
+
+    def load(self, cell: Cell) -> Cell | None:
+        """What was saved for this cell, None if nothing usable was."""
+        found = self._read(self.folder / CELLS / f"{cell.key}.json")
+        names = {item.name for item in fields(Cell)}
+        if found is None or not set(found) <= names:
+            return None
+        saved = Cell(**found)
+        return saved if saved.seed == cell.seed else None
+
+    def save(self, cell: Cell) -> None:
+        """Write a cell."""
+        self._write(self.folder / CELLS / f"{cell.key}.json", asdict(cell))
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        draft = path.with_suffix(".tmp")
+        try:
+            draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            draft.replace(path)
+        except OSError as error:
+            raise StoreError(
+                f"--out: could not save {path.name} in {self.folder} ({error.strerror or error}); "
+                "what was saved before is intact, run the same command again to go on"
+            ) from error
