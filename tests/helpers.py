@@ -32,19 +32,16 @@ class MethodRow:
     """A method and what may be expected of it."""
 
     method: object  # what goes into method=
-    exact: Callable[[float], bool] = lambda p: True  # reaches any tol within the cap, for this p
-    soft: bool = False  # uses soft vertices where p = 1, so Theorem 1 has its δ(τ)
-    stops_by_gap: bool = True
+    exact: Callable[[float], bool]  # whether it reaches any tol within the cap, for this p
+    modes: tuple[str, ...] = ("unroll", "implicit")
 
 
 METHODS = {
-    "auto": MethodRow("auto"),
-    "dfw": MethodRow("dfw", exact=lambda p: False, soft=True, stops_by_gap=False),
+    "auto": MethodRow("auto", exact=lambda p: p >= 1, modes=("implicit",)),
+    "dfw": MethodRow("dfw", exact=lambda p: p < 1),
     # for p > 2 the ball is flat in places and plain Frank-Wolfe is sublinear
     "frank-wolfe": MethodRow("frank-wolfe", exact=lambda p: p <= 2),
-    "plain frank-wolfe": MethodRow(
-        dfw.FrankWolfe(pairwise=False), exact=lambda p: 1 < p <= 2
-    ),
+    "plain frank-wolfe": MethodRow(dfw.FrankWolfe(pairwise=False), exact=lambda p: 1 < p <= 2),
 }
 
 
@@ -222,7 +219,7 @@ def huber(x, F, c):
 
 def smooth_row(fn, bend):
     def make(gen, x, force):
-        rows, n = x.shape
+        n = x.shape[-1]
         F = _normal(gen, (n + 2, n)) / n**0.5
         at = x.clone().requires_grad_()
         (slope,) = torch.autograd.grad(fn(at, F, torch.zeros_like(x)).sum(), at)

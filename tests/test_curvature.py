@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from helpers import DTYPES, F64
 
 import dfwlayer as dfw
+from helpers import DTYPES, F64
 
 
 def spectra(n, gen):
@@ -12,7 +12,10 @@ def spectra(n, gen):
     u = torch.rand(n, generator=gen, dtype=F64)
     yield "random", u
     yield "one huge", torch.cat((torch.tensor([1e6], dtype=F64), u[1:]))
-    yield "one slightly larger", torch.cat((torch.tensor([1.001], dtype=F64), torch.ones(n - 1, dtype=F64)))
+    yield (
+        "one slightly larger",
+        torch.cat((torch.tensor([1.001], dtype=F64), torch.ones(n - 1, dtype=F64))),
+    )
     yield "clustered", 1 + 1e-6 * u
     yield "geometric", 10 ** (-10 * u)
     yield "low rank", torch.where(torch.arange(n) < max(1, n // 10), u + 1, 0)

@@ -6,6 +6,9 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+
+import dfwlayer as dfw
+from dfwlayer import Status
 from helpers import (
     DEVICES,
     DTYPES,
@@ -19,9 +22,6 @@ from helpers import (
     lp_norm,
     make_case,
 )
-
-import dfwlayer as dfw
-from dfwlayer import Status
 
 TOL = {torch.float32: 1e-4, torch.float64: 1e-9}
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from helpers import DEVICES, F64, METHODS, PS, SETS, SITUATIONS, close, make_case
 
 import dfwlayer as dfw
+from helpers import DEVICES, F64, METHODS, PS, SETS, SITUATIONS, close, make_case
 
 
 def symmetric(params):
@@ -57,9 +57,7 @@ def test_unroll_gradcheck_of_rules(rule):
 
     def x(*leaves):
         params = symmetric(dict(zip(names, leaves, strict=True)))
-        return dfw.solve(
-            *case.build(params), method="dfw", tol=0.0, max_steps=6, step_size=rule
-        ).x
+        return dfw.solve(*case.build(params), method="dfw", tol=0.0, max_steps=6, step_size=rule).x
 
     assert torch.autograd.gradcheck(x, [v.clone().requires_grad_() for v in case.params.values()])
 
@@ -70,9 +68,7 @@ def test_unroll_gradcheck_beyond_small_n():
     leaves = [case.params[k].clone().requires_grad_() for k in ("q", "radius")]
 
     def x(q, radius):
-        return dfw.solve(
-            *case.problem(q=q, radius=radius), method="dfw", tol=0.0, max_steps=3
-        ).x
+        return dfw.solve(*case.problem(q=q, radius=radius), method="dfw", tol=0.0, max_steps=3).x
 
     assert torch.autograd.gradcheck(x, leaves, fast_mode=True)
 
@@ -83,8 +79,12 @@ def direction_like(params, gen):
     )
 
 
-def check_implicit(case, solve, names=None, rtol=1e-4, atol=1e-6, h=1e-5):
-    """⟨gradient, direction⟩ against central differences, each parameter on its own."""
+def check_implicit(case, solve, names=None, rtol=1e-3, atol=1e-6, h=1e-3):
+    """⟨gradient, direction⟩ against central differences, each parameter on its own.
+
+    A gap at the rounding floor 1e-16 leaves x uncertain by 1e-8, so h is not small; the curvature
+    of x* in h costs 1e-6.
+    """
     gen = torch.Generator().manual_seed(0)
     leaves = {k: v.clone().requires_grad_() for k, v in case.params.items()}
     x = solve(leaves)
@@ -101,11 +101,11 @@ def check_implicit(case, solve, names=None, rtol=1e-4, atol=1e-6, h=1e-5):
         behind = solve(case.params | {name: value - h * d})
         want = (v * (ahead - behind)).sum() / (2 * h)
         got = (grad * d).sum()
-        scale = float((v.abs() * (ahead - behind).abs()).sum() / (2 * h))
-        assert float(got) == pytest.approx(float(want), abs=rtol * scale + atol), name
+        scale = (v.abs() * (ahead - behind).abs()).sum().item() / (2 * h)
+        assert got.item() == pytest.approx(want.item(), abs=rtol * scale + atol), name
 
 
-def solver(case, method, tol=1e-14, max_steps=1000):
+def solver(case, method, tol=0.0, max_steps=400):
     def solve(params):
         return dfw.solve(
             *case.build(params),
@@ -131,7 +131,14 @@ def test_implicit_against_finite_differences(method, constraint, situation):
 @pytest.mark.parametrize("constraint", ["p=1", "p=2", "p=3", "p=inf"])
 @pytest.mark.parametrize(
     "objective",
-    ["shared quadratic", "identity", "least squares", "COO least squares", "logistic", "log-sum-exp"],
+    [
+        "shared quadratic",
+        "identity",
+        "least squares",
+        "COO least squares",
+        "logistic",
+        "log-sum-exp",
+    ],
 )
 def test_implicit_of_objectives(objective, constraint):
     case = make_case(objective, constraint, "signed", rows=2, n=5, seed=46)
@@ -191,19 +198,36 @@ def test_implicit_is_the_derivative_of_the_optimality_conditions(p):
         close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max() + 1)), name
 
 
+def gradients(case, **settings):
+    leaves = {k: v.clone().requires_grad_() for k, v in case.params.items()}
+    x = dfw.solve(*case.build(leaves), **settings).x
+    v = torch.arange(1.0, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    return torch.autograd.grad((v * x).sum(), list(leaves.values()))
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_unrolled_tends_to_implicit(device):
-    """Both differentiate the same thing once the steps have converged."""
-    case = make_case("quadratic", 2.0, "signed", rows=3, seed=48).to(device)
-    results = []
-    for mode in ("unroll", "implicit"):
-        leaves = {k: v.clone().requires_grad_() for k, v in case.params.items()}
-        x = dfw.solve(
-            *case.build(leaves), method="frank-wolfe", differentiate=mode, tol=1e-15, max_steps=400
-        ).x
-        results.append(torch.autograd.grad(x.sum(), list(leaves.values())))
-    for a, b in zip(*results, strict=True):
-        close(a, b, rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_unrolled_tends_to_implicit(p, device):
+    """Both differentiate the same thing once the steps have converged.
+
+    With open-loop steps: the derivative through a step size that looks at x does not converge.
+    """
+    case = make_case("quadratic", p, "signed", rows=3, seed=48).to(device)
+    steps = {"method": "frank-wolfe", "tol": 0.0, "max_steps": 200, "step_size": dfw.OpenLoop(2)}
+    unrolled = gradients(case, differentiate="unroll", **steps)
+    for a, b in zip(unrolled, gradients(case, method="auto", tol=0.0), strict=True):
+        close(a, b, rtol=0, atol=0.01 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0])
+def test_published_method_has_a_useful_gradient(p):
+    """As it comes, unrolled: it points where the true gradient points, and is no longer than 3×."""
+    case = make_case("quadratic", p, "signed", rows=8, seed=31)
+    got = gradients(case, method="dfw")[1]
+    want = gradients(case, method="auto", tol=0.0)[1]
+    cosine = (got * want).sum() / (got.norm() * want.norm())
+    assert cosine > 0.7
+    assert got.norm() < 3 * want.norm()
 
 
 @pytest.mark.parametrize("layout", ["COO", "CSR"])
@@ -264,7 +288,7 @@ def test_only_x_carries_the_gradient(method):
 
 @pytest.mark.parametrize("p", PS)
 @pytest.mark.parametrize("mode", ["unroll", "implicit"])
-def test_gradient_in_P_is_symmetric(mode, p):
+def test_gradient_in_the_matrix_is_symmetric(mode, p):
     case = make_case("quadratic", p, "signed", rows=2, seed=52)
     P = case.params["P"].clone().requires_grad_()
     x = dfw.solve(*case.problem(P=P), method="dfw", differentiate=mode, max_steps=10).x
@@ -277,6 +301,8 @@ def test_gradient_in_P_is_symmetric(mode, p):
 @pytest.mark.parametrize("mode", ["unroll", "implicit"])
 def test_gradients_are_finite_everywhere(mode, method, p):
     """Zero data, ties, zero radius, singular P, start at the solution: never NaN."""
+    if mode not in METHODS[method].modes:
+        pytest.skip("the method does not offer this mode")
     zeros, ones = torch.zeros(4, dtype=F64), torch.ones(4, dtype=F64)
     eye = torch.eye(4, dtype=F64)
     rank1 = torch.outer(ones, ones)
@@ -294,5 +320,7 @@ def test_gradients_are_finite_everywhere(mode, method, p):
                         max_steps=4,
                     )
                     assert torch.isfinite(sol.x).all()
-                    for grad in torch.autograd.grad(sol.x.sum(), [*leaves, radius], allow_unused=True):
+                    for grad in torch.autograd.grad(
+                        sol.x.sum(), [*leaves, radius], allow_unused=True
+                    ):
                         assert grad is None or torch.isfinite(grad).all(), (P, q, t, w)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import F64, PS, close, logistic, make_case
 from scipy.optimize import minimize_scalar
 
 import dfwlayer as dfw
 from dfwlayer.step_size import Query
+from helpers import F64, PS, close, logistic, make_case
 
 RULES = {
     "short": dfw.ShortStep(),
@@ -49,7 +49,7 @@ def test_exact_step_is_brute_force_line_search():
 
 
 def test_short_step_formula():
-    case, objective, x, s = segments()
+    _, objective, x, s = segments()
     g, d = objective.gradient(x), x - s
     want = ((g * d).sum(-1) / (3.0 * (d * d).sum(-1))).clamp(0, 1)
     rule = dfw.ShortStep(lipschitz=3.0).start(objective, x)
@@ -62,7 +62,7 @@ def test_short_step_formula():
 
 
 def test_short_step_takes_one_constant_per_problem():
-    case, objective, x, s = segments()
+    _, objective, x, s = segments()
     own = torch.linspace(1, 100, len(x), dtype=F64)
     got = dfw.ShortStep(own).start(objective, x)(query_at(objective, x, s))
     for i, L in enumerate(own.tolist()):
@@ -76,7 +76,8 @@ def test_open_loop_formula(offset):
     rule = dfw.OpenLoop(offset).start(objective, x)
     for k in (0, 1, 7, 100):
         assert torch.equal(
-            rule(query_at(objective, x, s, step=k)), torch.full((len(x),), 2 / (k + offset), dtype=F64)
+            rule(query_at(objective, x, s, step=k)),
+            torch.full((len(x),), 2 / (k + offset), dtype=F64),
         )
 
 
@@ -102,7 +103,7 @@ def test_open_loop_trajectory(offset):
 
 @pytest.mark.parametrize("objective", ["quadratic", "logistic", "log-sum-exp", "huber"])
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
-def test_backtracking_descends_without_L(p, objective):
+def test_backtracking_descends(p, objective):
     case = make_case(objective, p, "signed", rows=6, seed=23)
     for method in ("dfw", "frank-wolfe"):
         values = [
@@ -121,7 +122,7 @@ def test_backtracking_descends_without_L(p, objective):
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-4, 1e4, 1e12])
-def test_backtracking_finds_L_of_any_size(scale):
+def test_backtracking_finds_any_size_of_curvature(scale):
     case = make_case("logistic", "p=1", "signed", seed=24)
 
     def scaled(x, F, c):
@@ -155,7 +156,7 @@ def test_every_rule_in_every_method(rule, p):
 def test_backtracking_and_exact_reach_the_solution():
     case = make_case("quadratic", "p=1", "signed", seed=26)
     for rule in (dfw.Backtracking(), dfw.ExactStep(), dfw.ShortStep()):
-        sol = dfw.solve(*case.problem(), method="frank-wolfe", step_size=rule, tol=1e-10)
+        sol = dfw.solve(*case.problem(), method="frank-wolfe", step_size=rule, tol=1e-8)
         assert sol.converged.all()
         close(sol.x, case.x_star, rtol=0, atol=1e-4)
 
@@ -163,7 +164,7 @@ def test_backtracking_and_exact_reach_the_solution():
 def test_rules_that_need_more_than_smooth_gives():
     case = make_case("logistic", "p=1")
     for rule in (dfw.ExactStep(), dfw.ShortStep()):
-        with pytest.raises(ValueError, match="step_size.*Backtracking"):
+        with pytest.raises(ValueError, match=r"step_size.*Backtracking"):
             dfw.solve(*case.problem(), method="frank-wolfe", step_size=rule)
     known = dfw.Smooth(
         logistic, case.params["F"], case.params["c"], shape=(6,), lipschitz=case.smooth

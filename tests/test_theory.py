@@ -1,28 +1,55 @@
-"""The theorems as tests: bounds along the whole trajectory, never after the fact.
+"""The theorems as tests: bounds along the whole trajectory x_1, x_2, … of a solve.
 
-x_k is what a solve with max_steps=k and tol=0 returns. All bounds start at k = 1: nothing is
-promised about the start itself.
+All bounds start at k = 1: nothing is promised about the start itself.
 """
 
+import itertools
 import math
 
 import pytest
 import torch
-from helpers import PS, F64, make_case
 
 import dfwlayer as dfw
+from helpers import F64, PS, close, make_case
 
-STEPS = 45
+STEPS = 120
 HARD = {"pairwise": dfw.FrankWolfe(), "plain": dfw.FrankWolfe(pairwise=False)}
 
 
-def trajectory(case, steps, **settings):
+class Recorder:
+    """A step rule that does what another does, and keeps the points it is asked about."""
+
+    def __init__(self, rule):
+        self.rule, self.points = rule, {}
+
+    def start(self, objective, x):
+        self.inner = self.rule.start(objective, x)
+        return self
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, query):
+        self.points[query.step] = query.x.detach()
+        return self.inner(query)
+
+
+def trajectory(case, steps, step_size=None, **settings):
     """f(x_k) − f* for k = 1 … steps, (steps, B)."""
-    errors = [
-        case.error(dfw.solve(*case.problem(), tol=0.0, max_steps=k, **settings).x)
-        for k in range(1, steps + 1)
-    ]
-    return torch.stack(errors)
+    recorder = Recorder(step_size or dfw.ShortStep())
+    last = dfw.solve(*case.problem(), tol=0.0, max_steps=steps, step_size=recorder, **settings).x
+    points = [recorder.points.get(k, last) for k in range(1, steps)]
+    return torch.stack([case.error(x) for x in [*points, last]])
+
+
+@pytest.mark.parametrize("method", ["dfw", *HARD.values()], ids=str)
+def test_recorded_points_are_the_points(method):
+    """x_k of the record is what max_steps=k returns."""
+    case = make_case("quadratic", 1.0, "signed", rows=4, seed=10)
+    errors = trajectory(case, 20, method=method)
+    for k in (1, 2, 7, 19, 20):
+        x = dfw.solve(*case.problem(), tol=0.0, max_steps=k, method=method).x
+        close(case.error(x), errors[k - 1], rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["quadratic", "least squares"])
@@ -54,7 +81,9 @@ def test_soft_vertices(p, schedule):
     n = 6
     case = make_case("quadratic", p, "signed", rows=16, n=n, seed=12)
     errors = trajectory(case, STEPS, method="dfw", temperature=schedule)
-    tau = schedule if callable(schedule) else dfw.Anneal() if schedule is None else lambda k: schedule
+    tau = dfw.Anneal() if schedule is None else schedule
+    if not callable(tau):
+        tau = dfw.Constant(tau)
     short = torch.tensor([delta(tau(k), n, p) for k in range(1, STEPS + 1)], dtype=F64)[:, None]
     k = torch.arange(1, STEPS + 1, dtype=F64)[:, None]
     bound = short + 5 * case.smooth * case.diameter() ** 2 / (2 * k + 4)
@@ -68,7 +97,7 @@ def test_soft_vertices_recursion(tau):
     errors = trajectory(case, STEPS, method="dfw", temperature=tau)
     short = delta(tau, 6, 1.0)
     bend = case.smooth * case.diameter() ** 2
-    for before, after in zip(errors[:-1], errors[1:], strict=True):
+    for before, after in itertools.pairwise(errors):
         gamma = ((before - short) / bend).clamp(0, 1)
         allowed = (1 - gamma) * before + gamma * short + 0.5 * gamma**2 * bend
         assert (after <= allowed + 1e-12).all()
@@ -76,7 +105,7 @@ def test_soft_vertices_recursion(tau):
 
 @pytest.mark.parametrize("offset", [2, 3])
 def test_open_loop(offset):
-    """γ_k = 2/(k + 2) gives 2LM²/(k + 2) for x_k (Jaggi, 2013); 2/(k + 3) no more than twice that."""
+    """γ_k = 2/(k + 2) gives f(x_k) − f* ≤ 2LM²/(k + 2) (Jaggi, 2013); 2/(k + 3) a bit more."""
     case = make_case("quadratic", 1.0, "signed", rows=16, seed=14)
     errors = trajectory(
         case, STEPS, method=dfw.FrankWolfe(pairwise=False), step_size=dfw.OpenLoop(offset)
@@ -114,5 +143,5 @@ def test_short_steps_descend(p):
     """With a true L every step of every method lowers f."""
     case = make_case("quadratic", p, "signed", rows=16, seed=16)
     for method in ("dfw", *HARD.values()):
-        errors = trajectory(case, 25, method=method)
+        errors = trajectory(case, STEPS, method=method)
         assert (errors.diff(dim=0) <= 1e-13).all()

@@ -1,12 +1,13 @@
 """The vertex against brute force and the dual norm; the soft one against the hard one."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from helpers import DTYPES, F64, PS, close, diameter, dual_exponent, lp_norm, ulps_outside
 
 import dfwlayer as dfw
+from helpers import DTYPES, F64, PS, close, diameter, dual_exponent, lp_norm, ulps_outside
 
 EVERY_P = (*PS, 1 + 1e-9, 1.001, 1.05, 50.0, 1e6)
 
@@ -72,7 +73,9 @@ def test_vertex_attains_the_dual_norm(p, dtype):
 def test_vertex_of_extreme_weights(p, dtype):
     """Weights of many magnitudes at once, also zero: feasible, finite, downhill."""
     w = torch.tensor([1e-20, 1.0, 1e15, 0.0, -3.0], dtype=dtype)
-    g = torch.tensor([[1.0, -2.0, 1e10, 5.0, 1e-12], [0, 0, 0, 1.0, 0], [1e-25, 1, 1e20, 0, -1]], dtype=dtype)
+    g = torch.tensor(
+        [[1.0, -2.0, 1e10, 5.0, 1e-12], [0, 0, 0, 1.0, 0], [1e-25, 1, 1e20, 0, -1]], dtype=dtype
+    )
     for t in (1e-25, 1.0, 1e20):
         ball = bound_ball(p, t, w, 5, dtype)
         for s, row in zip(ball.vertex(g), g, strict=True):
@@ -87,9 +90,7 @@ def test_vertex_of_extreme_weights(p, dtype):
 def test_vertex_sees_only_the_size_of_weights(p):
     g, w = torch.randn(4, 5, dtype=F64), torch.rand(5, dtype=F64) + 0.5
     flipped = w * torch.tensor([1, -1, 1, -1, -1])
-    assert torch.equal(
-        bound_ball(p, 2.0, w, 5).vertex(g), bound_ball(p, 2.0, flipped, 5).vertex(g)
-    )
+    assert torch.equal(bound_ball(p, 2.0, w, 5).vertex(g), bound_ball(p, 2.0, flipped, 5).vertex(g))
     ones = torch.ones(5, dtype=F64)
     close(bound_ball(p, 2.0, None, 5).vertex(g), bound_ball(p, 2.0, ones, 5).vertex(g), rtol=1e-14)
 
@@ -98,7 +99,10 @@ def test_vertex_sees_only_the_size_of_weights(p):
 def test_zero_gradient_has_a_feasible_vertex(p):
     for weight in (None, torch.rand(4, dtype=F64) + 0.5):
         ball = bound_ball(p, 0.5, weight, 4)
-        for s in (ball.vertex(torch.zeros(2, 4, dtype=F64)), ball.soft_vertex(torch.zeros(2, 4, dtype=F64), 0.1)):
+        for s in (
+            ball.vertex(torch.zeros(2, 4, dtype=F64)),
+            ball.soft_vertex(torch.zeros(2, 4, dtype=F64), 0.1),
+        ):
             assert torch.isfinite(s).all()
             assert (ball.violation(s) == 0).all()
 
@@ -114,7 +118,7 @@ def test_soft_vertex_tends_to_the_hard_one(p, dtype):
         float((ball.soft_vertex(g, tau) - hard).abs().max())
         for tau in (1.0, 0.1, 0.01, 1e-3, 1e-10, 1e-30, 0.0)
     ]
-    assert all(later <= earlier + 1e-7 for earlier, later in zip(distances, distances[1:], strict=False))
+    assert all(later <= earlier + 1e-7 for earlier, later in itertools.pairwise(distances))
     assert distances[-1] <= 8 * torch.finfo(dtype).eps
     if p == 1:
         assert distances[0] > 0.1  # it was soft
