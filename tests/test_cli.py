@@ -21,7 +21,7 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 import dfwlayer
-from dfwlayer_bench import cli, demo_steps
+from dfwlayer_bench import cli, demo_exact, demo_steps
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -126,7 +126,7 @@ def test_an_unwritable_folder_is_told_before_the_work(
     def never(*_: Any) -> None:
         raise AssertionError("work was done before the folder was tried")
 
-    monkeypatch.setattr(demo_steps, "random_problems", never)
+    monkeypatch.setattr(demo_exact, "random_problems", never)
     file = tmp_path / "file"
     file.write_text("kept")
     for folder in (file, file / "below"):
@@ -178,8 +178,8 @@ def test_the_yardstick_projects_exactly() -> None:
     rng = np.random.default_rng(0)
     v, weight = 3 * rng.standard_normal((200, 5)), rng.uniform(0.2, 2, (200, 5))
     radius = rng.uniform(0.1, 20, 200)
-    x = demo_steps.project(v, weight, radius)
-    assert demo_steps.relative_violation(x, weight, radius) < 1e-14
+    x = demo_exact.project(v, weight, radius)
+    assert demo_exact.relative_violation(x, weight, radius) < 1e-14
     inside = np.abs(weight * v).sum(-1) <= radius
     assert inside.any()
     np.testing.assert_array_equal(x[inside], v[inside])

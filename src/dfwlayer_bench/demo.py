@@ -1,6 +1,7 @@
 """``dfw demo``: the layer at work, measured in front of the user.
 
-What is computed is in :mod:`demo_steps`, the picture in :mod:`demo_figure`; here it is told.
+What is measured is in :mod:`demo_steps` and :mod:`demo_training`, against :mod:`demo_exact`; the
+picture is in :mod:`demo_figure`. Here it is told.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from dfwlayer_bench.demo_steps import BatchResult, GradientCheck, Training
+    from dfwlayer_bench.demo_steps import BatchResult, GradientCheck
+    from dfwlayer_bench.demo_training import Training
 
 __all__ = ["demo"]
 
@@ -49,7 +51,9 @@ def demo(
         import numpy as np
 
         from dfwlayer_bench import demo_steps as work
+        from dfwlayer_bench.demo_exact import exact_solution, random_problems
         from dfwlayer_bench.demo_figure import draw
+        from dfwlayer_bench.demo_training import train
 
     size = work.QUICK if quick else work.FULL
     if steps is not None:
@@ -62,9 +66,9 @@ def demo(
         f"min 0.5 x'Px + q'x  subject to  |w1 x1| + ... + |wn xn| <= t,  n = {size.variables}, "
         "float32. Every constraint binds. Violation and sparsity are measured in float64."
     )
-    problems = work.random_problems(rng, size.problems, size.variables)
+    problems = random_problems(rng, size.problems, size.variables)
     with console.status("Solving"):
-        exact = work.exact_solution(problems)
+        exact = exact_solution(problems)
         results = [work.solve_batch(problems, exact, method) for method in work.METHODS]
     console.print(_batch_table(results, size.variables))
     checks["every solution is feasible"] = all(
@@ -88,7 +92,7 @@ def demo(
     )
     with console.status("Differentiating"):
         gradients = work.check_gradients(
-            work.random_problems(rng, size.checked_problems, size.checked_variables), rng
+            random_problems(rng, size.checked_problems, size.checked_variables), rng
         )
     console.print(_gradient_table(gradients))
     for check in gradients:
@@ -101,7 +105,7 @@ def demo(
     )
     with _progress(console, "loss {task.fields[loss]:.4f}  t {task.fields[radius]:.3f}") as bar:
         task = bar.add_task("Training", total=size.training_steps, loss=float("nan"), radius=1.0)
-        training = work.train(
+        training = train(
             seed,
             size,
             lambda loss, radius: bar.update(task, advance=1, loss=loss, radius=radius),

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from dfwlayer_bench import demo_steps as work
+from dfwlayer_bench.demo_training import Training
 
 __all__ = ["draw"]
 
@@ -63,7 +64,7 @@ def draw(
     trajectory: work.Trajectory,
     exact: Array,  # (n,)
     solutions: dict[str, Array],  # method -> (n,)
-    training: work.Training,
+    training: Training,
 ) -> tuple[Path, Path]:
     """Save the picture as PNG and SVG; the two files."""
     with mpl.rc_context(STYLE):
@@ -146,9 +147,10 @@ def _draw_convergence(ax: Axes, trajectory: work.Trajectory) -> None:
             ax.annotate(
                 r"stops: no descent at this $\tau$",
                 (k[-1], error[-1]),
-                (8, 0),
+                (4, 6),
                 textcoords="offset points",
-                va="center",
+                ha="right",
+                va="bottom",
                 color=COLOUR[method],
             )
     for method, bound in trajectory.bound.items():
@@ -190,7 +192,7 @@ def _draw_solutions(ax: Axes, exact: Array, solutions: dict[str, Array]) -> None
     )
 
 
-def _draw_training(top: Axes, bottom: Axes, training: work.Training) -> None:
+def _draw_training(top: Axes, bottom: Axes, training: Training) -> None:
     steps = np.arange(1, len(training.loss) + 1)
     top.plot(steps, training.loss, color=COLOUR["auto"], lw=1.1)
     top.set(

@@ -1,23 +1,20 @@
-"""What the demo computes, as numbers; :mod:`demo` tells them, :mod:`demo_figure` draws them.
-
-The yardstick is :func:`exact_solution`, written in numpy without the library: a demo that
-measures the library with itself would show nothing.
-"""
+"""What the demo measures, as numbers; :mod:`demo` tells them, :mod:`demo_figure` draws them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dfwlayer import DFWLayer, LpBall, Quadratic, ShortStep, Solution, Status, solve
 from dfwlayer.objectives.base import Objective
 from dfwlayer.step_size import Query, Rule, StepSize
+from dfwlayer_bench.demo_exact import Array, Exact, Problems, exact_solution, relative_violation
 
 __all__ = [
     "FULL",
@@ -25,30 +22,19 @@ __all__ = [
     "METHODS",
     "QUICK",
     "BatchResult",
-    "Exact",
     "GradientCheck",
     "Path",
-    "Problems",
     "Size",
-    "Training",
     "Trajectory",
     "check_gradients",
-    "exact_solution",
-    "random_problems",
-    "relative_violation",
     "solve_batch",
     "trace",
-    "train",
     "walk",
 ]
-
-Array = NDArray[np.float64]
 
 GRADIENT_TOLERANCE = 1e-5  # finite differences of an exact solution are good to about 1e-7
 
 PAPER_TOLERANCE = 1e-4  # the relative change of f at which the published experiments stop
-
-METHODS = {"auto": "default", "dfw": "published (dfw)"}
 
 
 @dataclass(frozen=True)
@@ -68,121 +54,7 @@ class Size:
 FULL = Size(64, 50, 16, 20, 300, 256, 512, 1000)
 QUICK = Size(8, 12, 4, 6, 12, 32, 64, 40)
 
-
-@dataclass(frozen=True)
-class Problems:
-    """B problems min ½ xᵀPx + qᵀx subject to ‖w ∘ x‖₁ ≤ t, in float64."""
-
-    P: Array  # (B, n, n)
-    q: Array  # (B, n)
-    weight: Array  # (B, n)
-    radius: Array  # (B,)
-
-    def value(self, x: Array) -> Array:
-        """f(x): (B, n) -> (B,)."""
-        curved = 0.5 * np.einsum("bi,bij,bj->b", x, self.P, x)
-        return np.asarray(curved + (self.q * x).sum(-1))
-
-    def gradient(self, x: Array) -> Array:
-        """P x + q: (B, n) -> (B, n)."""
-        return np.asarray(np.einsum("bij,bj->bi", self.P, x) + self.q)
-
-    def lipschitz(self) -> Array:
-        """L, the largest eigenvalue of each P."""
-        return np.asarray(np.linalg.eigvalsh(self.P)[:, -1])
-
-    def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """P, q, weight and radius as new tensors."""
-        parts = (self.P, self.q, self.weight, self.radius)
-        p, q, weight, radius = (torch.tensor(part, dtype=dtype) for part in parts)
-        return p, q, weight, radius
-
-    def moved(self, name: str, by: Array) -> Problems:
-        """The problems with one of their parameters changed."""
-        return replace(self, **{name: getattr(self, name) + by})
-
-    def first(self) -> Problems:
-        """The first problem alone."""
-        return Problems(self.P[:1], self.q[:1], self.weight[:1], self.radius[:1])
-
-
-def random_problems(rng: np.random.Generator, count: int, n: int) -> Problems:
-    """Problems whose constraint binds: t is 0.3 times what the unconstrained minimum would need."""
-    factor = rng.standard_normal((count, n, n))
-    P = factor.transpose(0, 2, 1) @ factor + n * np.eye(n)
-    q = rng.standard_normal((count, n))
-    weight = rng.uniform(0.5, 1.5, (count, n))
-    unconstrained = np.linalg.solve(P, -q[..., None])[..., 0]
-    return Problems(P, q, weight, 0.3 * np.abs(weight * unconstrained).sum(-1))
-
-
-# The yardstick ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Solutions that owe nothing to the library."""
-
-    x: Array  # (B, n)
-    value: Array  # (B,)
-    kkt: Array  # (B,), see :func:`kkt_residual`
-
-
-def exact_solution(problems: Problems, max_steps: int = 100_000) -> Exact:
-    """Projected gradient steps in float64 until they stand still, then the KKT conditions.
-
-    Raises:
-        RuntimeError: If the KKT conditions do not hold to 1e-9: what follows would be worthless.
-
-    """
-    x = np.zeros_like(problems.q)
-    step = 1 / problems.lipschitz()[:, None]
-    for _ in range(max_steps):
-        moved = project(x - step * problems.gradient(x), problems.weight, problems.radius)
-        change = np.abs(moved - x).max()
-        x = moved
-        if change <= 1e-15 * np.abs(x).max():
-            break
-    residual = kkt_residual(problems, x)
-    if not residual.max() <= 1e-9:
-        raise RuntimeError(f"the reference solution has a KKT residual of {residual.max():.1e}")
-    return Exact(x, problems.value(x), residual)
-
-
-def project(v: Array, weight: Array, radius: Array) -> Array:
-    """The nearest points to v (B, n) with Σ w|x| ≤ t, by sorting.
-
-    x = sign(v) max(|v| − λw, 0), where λ solves Σ w max(|v| − λw, 0) = t; as a function of λ the
-    sum is piecewise linear and breaks at |v|/w.
-    """
-    size = np.abs(v)
-    order = np.argsort(-size / weight, axis=-1)
-    w = np.take_along_axis(weight, order, -1)
-    a = np.take_along_axis(size, order, -1)
-    candidates = (np.cumsum(w * a, -1) - radius[:, None]) / np.cumsum(w * w, -1)
-    count = (a > candidates * w).sum(-1, keepdims=True).clip(min=1)
-    multiplier = np.take_along_axis(candidates, count - 1, -1).clip(min=0)
-    return np.sign(v) * np.maximum(size - multiplier * weight, 0)
-
-
-def kkt_residual(problems: Problems, x: Array) -> Array:
-    """How far x (B, n) is from the KKT conditions, relative to the data.
-
-    With a multiplier λ ≥ 0: ∇f_i = −λ w_i sign(x_i) where x_i ≠ 0 and |∇f_i| ≤ λ w_i elsewhere,
-    ‖w ∘ x‖₁ ≤ t, and equality if λ > 0. Forces are measured against the largest |q_i| / w_i.
-    """
-    scale = np.abs(problems.q / problems.weight).max(-1)
-    pull = problems.gradient(x) / problems.weight / scale[:, None]
-    multiplier = np.abs(pull).max(-1, keepdims=True)
-    stationary = np.where(x != 0, np.abs(pull + multiplier * np.sign(x)), 0).max(-1)
-    spent = np.abs(problems.weight * x).sum(-1) / problems.radius
-    slack = multiplier[:, 0] * np.maximum(1 - spent, 0)
-    return np.asarray(np.max([stationary, slack, spent - 1, np.zeros_like(spent)], axis=0))
-
-
-def relative_violation(x: Array, weight: Array, radius: Array) -> float:
-    """The worst (‖w ∘ x‖₁ − t) / t of rows (B, n), at least 0."""
-    return float((np.abs(weight * x).sum(-1) / radius - 1).max().clip(min=0))
+METHODS = {"auto": "default", "dfw": "published (dfw)"}
 
 
 # 1 and 2: a batch, measured -----------------------------------------------------------------------
@@ -304,137 +176,7 @@ def _compare(
     return GradientCheck(name, errors, int(smooth.sum()))
 
 
-# 4: training --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Training:
-    """The history of the training, one entry per step, and what is left to say at the end."""
-
-    loss: list[float]  # ‖x − decision‖² relative to ‖decision‖², over the batch
-    radius: list[float]
-    hidden_radius: float
-    price_error: float  # ‖w − hidden w‖ / ‖hidden w‖ at the end
-    test_loss: float  # as loss, on decisions that were not trained on
-    decisions: int  # made in training
-    violations: int  # of those, how many left the budget of the moment beyond rounding
-    worst_violation: float
-
-
-class BudgetedPlanner(nn.Module):
-    """Features -> wishes -> the best decision that prices and budget allow; all of it is learned.
-
-    Decisions depend on w/t only, so prices are scaled to have mean one.
-    """
-
-    def __init__(self, features: int, P: Tensor) -> None:
-        super().__init__()
-        n = len(P)
-        self.wishes = nn.Sequential(nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, n))
-        self.price_logits = nn.Parameter(torch.zeros(n))
-        # A small start: a budget too large to bind has no influence, and so no gradient.
-        self.log_radius = nn.Parameter(torch.zeros(()))
-        self.register_buffer("P", P)
-        self.layer = DFWLayer(p=1)
-
-    @property
-    def weight(self) -> Tensor:  # (n,)
-        return torch.softmax(self.price_logits, -1) * len(self.price_logits)
-
-    @property
-    def radius(self) -> Tensor:  # ()
-        return self.log_radius.exp()
-
-    def forward(self, features: Tensor) -> Tensor:  # (B, features) -> (B, n)
-        """The decisions."""
-        out: Tensor = self.layer(self.P, self.wishes(features), self.weight, self.radius)
-        return out
-
-
-def train(seed: int, size: Size, on_step: Callable[[float, float], None]) -> Training:
-    """Recover a hidden budget t and hidden prices w from decisions made under them.
-
-    Args:
-        seed: Of the data, the initial network and the order of the batches.
-        size: Steps, batch and number of decisions.
-        on_step: Told the loss and the radius after each step.
-
-    """
-    rng = np.random.default_rng(seed)
-    features, decisions, P, hidden_weight, hidden_radius = _hidden_decisions(rng, size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        planner = BudgetedPlanner(features.shape[-1], torch.tensor(P, dtype=torch.float32))
-    inputs = torch.tensor(features, dtype=torch.float32)
-    targets = torch.tensor(decisions, dtype=torch.float32)
-    optimiser = torch.optim.Adam(planner.parameters(), lr=0.1, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, size.training_steps)
-
-    losses: list[float] = []
-    radii: list[float] = []
-    violations, worst = 0, 0.0
-    for _ in range(size.training_steps):
-        batch = torch.as_tensor(rng.choice(size.training_set, size.training_batch, replace=False))
-        x = planner(inputs[batch])
-        loss = (x - targets[batch]).square().sum() / targets[batch].square().sum()
-        weight, radius = planner.weight.detach(), float(planner.radius.detach())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-
-        spent = np.abs(x.detach().double().numpy() * weight.double().numpy()).sum(-1)
-        worst = max(worst, float(spent.max() / radius - 1))
-        violations += int((spent > radius * (1 + 4 * np.finfo(np.float32).eps)).sum())
-        losses.append(float(loss.detach()))
-        radii.append(radius)
-        on_step(losses[-1], radius)
-
-    with torch.no_grad():
-        held_out = slice(size.training_set, None)
-        error = planner(inputs[held_out]) - targets[held_out]
-        test_loss = float(error.square().sum() / targets[held_out].square().sum())
-        off = planner.weight.double().numpy() - hidden_weight
-    return Training(
-        loss=losses,
-        radius=radii,
-        hidden_radius=hidden_radius,
-        price_error=float(np.linalg.norm(off) / np.linalg.norm(hidden_weight)),
-        test_loss=test_loss,
-        decisions=size.training_steps * size.training_batch,
-        violations=violations,
-        worst_violation=max(worst, 0.0),
-    )
-
-
-def _hidden_decisions(
-    rng: np.random.Generator, size: Size, features: int = 4, n: int = 8
-) -> tuple[Array, Array, Array, Array, float]:
-    """Features, exact decisions, P, and the prices and budget that are to be found.
-
-    A quarter more than the training set is made, to test on.
-    """
-    count = size.training_set + max(size.training_set // 4, 1)
-    z = rng.standard_normal((count, features))
-    factor = rng.standard_normal((n, n))
-    P = factor.T @ factor / n + np.eye(n)
-    q = 3 * np.tanh(z @ rng.standard_normal((features, n)) / np.sqrt(features))
-    weight = rng.uniform(0.5, 1.5, n)
-    weight = weight / weight.mean()
-    demand = np.abs(weight * np.linalg.solve(P, -q.T).T).sum(-1)
-    radius = 0.3 * float(np.median(demand))  # binds for most decisions
-    exact = exact_solution(
-        Problems(
-            np.broadcast_to(P, (count, n, n)),
-            q,
-            np.broadcast_to(weight, (count, n)),
-            np.full(count, radius),
-        )
-    )
-    return z, exact.x, P, weight, radius
-
-
-# 5: what the picture shows ------------------------------------------------------------------------
+# 4: what the picture shows ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
