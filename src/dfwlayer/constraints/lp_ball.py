@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ class LpBall:
     p: float
     radius: float | Tensor = 1.0
     weight: Tensor | None = None
+    _bound: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         p, radius, weight = self.p, self.radius, self.weight
@@ -75,7 +78,7 @@ class LpBall:
             radius = radius.to(torch.promote_types(radius.dtype, torch.float32))
         if weight is not None:
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return replace(self, radius=radius, weight=weight)
+        return LpBall(self.p, radius, weight)
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LpBall:
         """Check the parameters against the variable and flatten the weight."""
@@ -98,7 +101,7 @@ class LpBall:
         check_tensors(
             {"the objective": reference} | {k: v for k, v in own.items() if v is not None}
         )
-        return LpBall(self.p, radius, weight)
+        return LpBall(self.p, radius, weight, _bound=True)
 
     def verified(self) -> tuple[LpBall, Tensor | None]:
         """Finite weights, finite radii that are not negative."""
@@ -120,7 +123,7 @@ class LpBall:
         weight = self.weight
         if weight is not None:
             weight = torch.where(bad.unsqueeze(-1), 1, weight)
-        return LpBall(self.p, radius, weight)
+        return LpBall(self.p, radius, weight, _bound=True)
 
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
@@ -128,8 +131,7 @@ class LpBall:
 
     def unbounded(self) -> Tensor | None:
         """Coordinates of zero weight, or whose bound t/w this dtype cannot hold."""
-        mask = self._reach_and_mask()[1]
-        return mask if mask is not None and bool(mask.any()) else None
+        return self._geometry.unbounded
 
     def vertex(self, g: Tensor) -> Tensor:
         """The s in the ball with the least ⟨g, s⟩; with 1/p + 1/q = 1 and r = g/w,
@@ -138,15 +140,15 @@ class LpBall:
         p = ∞: s = −(t/w) ∘ sign(g);
         else:  s_i = −(t/w_i) sign(g_i) |r_i|^(q/p) / ‖r‖_q^(q/p), so that ‖w ∘ s‖_p = t.
         """
-        reach, unbounded = self._reach_and_mask()
+        reach = self._geometry.reach
         side = -torch.sign(g.detach())
         if self.p == torch.inf:
             return reach * side
         if self.p == 1:
-            index = self._pull(g, unbounded).abs().argmax(-1, keepdim=True)
+            index = self._pull(g).abs().argmax(-1, keepdim=True)
             at = (reach.expand_as(g) * side).gather(-1, index)
             return torch.zeros_like(g).scatter(-1, index, at)
-        pull = self._pull(g, unbounded).abs()
+        pull = self._pull(g).abs()
         # s depends on the direction of r only: the largest entry, as a constant, keeps the powers
         # within range
         largest = pull.detach().amax(-1, keepdim=True)
@@ -165,7 +167,7 @@ class LpBall:
         """
         if self.p > 1:
             return self.vertex(g)
-        reach, unbounded = self._reach_and_mask()
+        reach, unbounded, _ = self._geometry
         finfo = torch.finfo(g.dtype)
         scores = (reach * g).abs().clamp(max=finfo.max / 4)
         if unbounded is not None:
@@ -182,8 +184,7 @@ class LpBall:
         """The 2n signed axes for p = 1."""
         if self.p != 1:
             return None
-        reach, unbounded = self._reach_and_mask()
-        return SignedAxes(reach, unbounded)
+        return SignedAxes(self._geometry.reach)
 
     def violation(self, x: Tensor) -> Tensor:
         """max(0, ‖w ∘ x‖_p − t)."""
@@ -215,7 +216,7 @@ class LpBall:
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
-        reach, unbounded = self._reach_and_mask()
+        reach, unbounded, _ = self._geometry
         reach = reach.expand(*reach.shape[:-1], n)
         if self.p <= 2:
             order = torch.inf
@@ -237,26 +238,36 @@ class LpBall:
         radius = self.radius
         return radius if isinstance(radius, Tensor) else torch.tensor(radius)
 
-    def _reach_and_mask(self) -> tuple[Tensor, Tensor | None]:
-        """t/|w|, zero where unbounded, (1,), (n,) or (B, n); and the mask of unbounded entries."""
+    @property
+    def _geometry(self) -> _Geometry:
+        """Found once per solve; a set of the user's is measured anew, as its graph may be gone."""
+        return self._bound_geometry if self._bound else self._measure()
+
+    @cached_property
+    def _bound_geometry(self) -> _Geometry:
+        return self._measure()
+
+    def _measure(self) -> _Geometry:
         radius = self._radius.unsqueeze(-1)
         if self.weight is None:
-            return radius, None
+            return _Geometry(radius, None, None)
         size = self.weight.abs()
-        # dividing t by its largest possible divisor first tells overflow without meeting it
-        limit = torch.finfo(size.dtype).max
-        unbounded = (size.detach() == 0) | (radius.detach() / limit >= size.detach())
-        unbounded = unbounded & ((size.detach() == 0) | (radius.detach() > 0))
-        return torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size)), unbounded
-
-    def _pull(self, g: Tensor, unbounded: Tensor | None) -> Tensor:
-        """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""
-        if self.weight is None or unbounded is None:
-            return g
-        size = self.weight.abs()
-        least = torch.where(unbounded, torch.inf, size.detach()).amin(-1, keepdim=True)
+        const, t = size.detach(), radius.detach()
+        # dividing t by the largest number first tells overflow of t/w without meeting it
+        too_far = (t / torch.finfo(size.dtype).max >= const) & (t > 0)
+        unbounded = (const == 0) | too_far
+        if not bool(unbounded.any()):
+            return _Geometry(radius / size, None, const.amin(-1, keepdim=True) / size)
+        reach = torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size))
+        least = torch.where(unbounded, torch.inf, const).amin(-1, keepdim=True)
         least = torch.where(torch.isfinite(least), least, 1)
-        return torch.where(unbounded, 0, g * (least / torch.where(unbounded, 1, size)))
+        pull = torch.where(unbounded, 0, least / torch.where(unbounded, 1, size))
+        return _Geometry(reach, unbounded, pull)
+
+    def _pull(self, g: Tensor) -> Tensor:
+        """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""
+        pull = self._geometry.pull
+        return g if pull is None else g * pull
 
     def _size(self, x: Tensor) -> Tensor:
         """‖w ∘ x‖_p in double precision, so that measuring does not add rounding in float32."""
@@ -266,12 +277,19 @@ class LpBall:
         return scaled_norm(weighted, self.p)
 
 
+class _Geometry(NamedTuple):
+    """What w and t amount to, coordinate by coordinate."""
+
+    reach: Tensor  # t/|w|, (1,), (n,) or (B, n), zero where unbounded
+    unbounded: Tensor | None  # mask, None if every coordinate is bounded
+    pull: Tensor | None  # 1/|w| times the least |w|, zero where unbounded; None for ones
+
+
 @dataclass(frozen=True)
 class SignedAxes:
     """The vertices ±(t/w_i) e_i of the ℓ1 ball, first all positive ones, then the negative ones."""
 
-    reach: Tensor  # (1,), (n,) or (B, n)
-    unbounded: Tensor | None
+    reach: Tensor  # (1,), (n,) or (B, n), zero where unbounded
 
     def scores(self, g: Tensor) -> Tensor:
         """±(t/w_i) g_i, 0 for coordinates that are not bounded."""

@@ -33,7 +33,12 @@ def project_lp(p: float, weight: Tensor, radius: Tensor, z: Tensor) -> Tensor:
     omega = weight / torch.where(unit > 0, unit, 1)
     length = t / torch.where(unit > 0, unit, 1)
     sized = length > 0
-    share = torch.where(sized, z.abs() / torch.where(sized, length, 1), 0)
+    # so far out that 1 is below the rounding of z, only the direction of z matters
+    furthest = torch.where(bounded, z.abs(), 0).amax(-1, keepdim=True)
+    some = furthest > 0
+    distance = furthest / torch.where(sized, length, 1)
+    distance = torch.where(sized, distance.clamp(max=torch.finfo(z.dtype).eps ** -2), 0)
+    share = z.abs() / torch.where(some, furthest, 1) * distance
     inside = _inside(p, omega, share)
     if p == 1:
         moved = _simplex(omega, share)

@@ -14,7 +14,6 @@ from dfwlayer.methods.base import (
     Problem,
     Settings,
     State,
-    gap_of,
     iterate,
     move,
     start_rule,
@@ -50,21 +49,15 @@ class FrankWolfe:
         combination = None if atoms is None else _Combination(atoms, problem, x)
 
         def step(k: int, state: State) -> State:
+            vertex = problem.constraint.vertex(state.gradient)
+            direction = _bounded(problem, vertex - state.x)
             with torch.no_grad():
-                gap = gap_of(problem.constraint, state.x, state.gradient, problem.unbounded)
-                converged, floored = _ended(problem, rule, state, gap, settings.tol)
+                converged, floored = _ended(problem, rule, state, direction, settings.tol)
             status = torch.where(state.active & floored, int(Status.ROUNDING_FLOOR), state.status)
             status = torch.where(state.active & converged, int(Status.CONVERGED), status)
             state = state._replace(status=status, active=state.active & ~(converged | floored))
-            vertex = problem.constraint.vertex(state.gradient)
             query = Query(
-                k,
-                state.x,
-                state.value,
-                state.gradient,
-                _bounded(problem, vertex - state.x),
-                1.0,
-                problem.unbounded,
+                k, state.x, state.value, state.gradient, direction, 1.0, problem.unbounded
             )
             if combination is not None:
                 return move(problem, rule, state, query, combination.step(rule, query, state))
@@ -118,19 +111,19 @@ def _bounded(problem: Problem, direction: Tensor) -> Tensor:
 
 
 def _ended(
-    problem: Problem, rule: Rule, state: State, gap: Tensor, tol: float
+    problem: Problem, rule: Rule, state: State, direction: Tensor, tol: float
 ) -> tuple[Tensor, Tensor]:
     """Whether the gap is below tol · |f|, and whether it is lost in rounding.
 
     Along unbounded coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/L stands in for it.
     """
-    finfo = torch.finfo(gap.dtype)
+    finfo = torch.finfo(direction.dtype)
+    gap = -dot(state.gradient, direction)
     if problem.unbounded is not None:
         g = torch.where(problem.unbounded, state.gradient, 0)
         square = dot(g, g) / rule.lipschitz.clamp_min(finfo.tiny)
         gap = gap + dot(g.abs(), state.x.abs()) + square
     converged = gap <= tol * state.value.abs().clamp_min(finfo.tiny)
     # ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), and the gap by that times the way to the vertex
-    reach = norm(state.x - problem.constraint.vertex(state.gradient))
-    noise = finfo.eps * (rule.lipschitz * norm(state.x) + norm(state.gradient)) * reach
+    noise = finfo.eps * (rule.lipschitz * norm(state.x) + norm(state.gradient)) * norm(direction)
     return converged, (gap <= noise) & ~converged
