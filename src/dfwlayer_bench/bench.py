@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+WIDE = 160  # columns that the whole table needs
 SIZES, QUICK_SIZES = (500, 1000, 2000), (50, 100)
 FAMILY, QUICK_FAMILY = ("paper", "active", "ill"), ("active", "ill")
 
@@ -120,7 +121,7 @@ def bench(
             about = {"command": _command(plan), "machine": machine, **identity}
             _finish(out, cells, about, console)
         except (StoreError, OSError) as error:
-            console.print(f"[red]{error}[/red]", highlight=False, soft_wrap=True)
+            console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
             return 2
     if not ended:
         console.print("Interrupted; run the same command again to go on.")
@@ -220,15 +221,18 @@ def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Consol
     if not rows:
         return
     output = Console()
+    if not output.is_terminal:
+        output = Console(width=WIDE + 20)
     for title, group in groups_of(rows):
-        output.print(table_of(group, title))
+        output.print(table_of(group, title, compact=output.width < WIDE))
     for name in dict.fromkeys(row.system for row in rows):
         found = dict.fromkeys(r.settings for r in rows if r.system == name and r.settings)
         for settings in found:
             output.print(f"[bold]{name}[/bold]: {settings}", highlight=False)
     write_files(out, cells, rows, about)
     write_plots(out, rows)
-    console.print(f"Wrote bench.csv, bench.json, bench.md and the figures to {out}")
+    files = "bench.csv, bench.json, bench.md and the figures"
+    console.print(f"Wrote {files} to {out}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _command(plan: Plan) -> str:

@@ -176,18 +176,25 @@ def _small(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def table_of(rows: Sequence[Row], title: str) -> Table:
-    """The rows of one family and size, for the terminal."""
+COMPACT = ("system", "time", "× floor", "error of x", "gradient error", "status")
+
+
+def table_of(rows: Sequence[Row], title: str, *, compact: bool = False) -> Table:
+    """The rows of one family and size, for the terminal; compact where that is narrow."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
-    for name in HEADER:
-        ends = name in ("system", "status")
-        table.add_column(name, justify="left" if ends else "right", overflow="fold")
+    chosen = COMPACT if compact else HEADER
+    for name in chosen:
+        if name == "status":
+            table.add_column(name, justify="left", overflow="fold")
+        else:
+            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
     for row in rows:
         style = "bold" if row.system == "dfwlayer" else ("" if row.status == "ok" else "dim")
-        table.add_row(*_texts(row), style=style)
+        texts = dict(zip(HEADER, _texts(row), strict=True))
+        table.add_row(*(texts[name] for name in chosen), style=style)
     return table
 
 
