@@ -31,9 +31,9 @@ def prepare_diffcp_lsmr(problem: Instance) -> Ready:
 def prepare_moreau(problem: Instance) -> Ready:
     """Moreau's interior-point method to 1e-10 with exact differentiation.
 
-    ½‖Lᵀx‖² in place of quad_form, because its gradients through a quad_form are wrong when the
-    constraint is active; "ipm" in place of "auto", whose active-set method fails from about 200
-    variables.
+    ½‖Lᵀx‖² in place of quad_form, through which its gradients were wrong on the active family
+    (cosine 0.7); "ipm" in place of "auto", whose active-set method returned a wrong solution at
+    n = 200.
     """
     ipm: dict[str, Setting] = {
         "tol_gap_abs": 1e-10,
