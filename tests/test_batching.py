@@ -51,8 +51,8 @@ SHAPES = {
     "q": [(4,), (1, 4), (3, 4)],
     "weight": [None, (4,), (1, 4), (3, 4)],
     "radius": [0.5, (), (1,), (3,)],
-    "x0": [None, (4,), (3, 4)],
 }
+STARTS = itertools.cycle([None, (4,), (1, 4), (3, 4), None])  # beside them, not crossed
 
 
 @pytest.mark.parametrize("method", ["auto", "dfw"])
@@ -64,7 +64,7 @@ def test_every_broadcast(method):
         return torch.rand(shape, generator=gen, dtype=F64) + 0.5
 
     for shapes in itertools.product(*SHAPES.values()):
-        named = dict(zip(SHAPES, shapes, strict=True))
+        named = dict(zip(SHAPES, shapes, strict=True)) | {"x0": next(STARTS)}
         data = {k: rand(s) for k, s in named.items() if isinstance(s, tuple)}
         data["q"] = data["q"] - 3
         if "P" in data:
@@ -72,12 +72,8 @@ def test_every_broadcast(method):
         core = {"P": 2, "q": 1, "weight": 1, "radius": 0, "x0": 1}
         leads = [v.shape[: v.dim() - core[k]] for k, v in data.items()]
         lead = torch.broadcast_shapes(*leads)
-        full = {
-            k: v.reshape(*[1] * (len(lead) + core[k] - v.dim()), *v.shape)
-            .expand((*lead, *v.shape[v.dim() - core[k] :]))
-            .clone()
-            for k, v in data.items()
-        }
+        ends = {k: v.shape[v.dim() - core[k] :] for k, v in data.items()}
+        full = {k: v.expand((*lead, *ends[k])).clone() for k, v in data.items()}
         results = []
         for given in (data, full):
             leaves = {k: v.clone().requires_grad_(k != "x0") for k, v in given.items()}
