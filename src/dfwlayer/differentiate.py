@@ -18,7 +18,8 @@ __all__ = ["MODES", "implicit", "unroll"]
 def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     """Run the method under autograd: exact for the steps taken, memory O(steps · n)."""
     outcome = method.run(problem, x, settings)
-    if settings.max_steps == 0:  # x is the start; a gradient of zero is still one
+    if torch.is_grad_enabled() and not outcome.x.requires_grad:
+        # no step was taken; a gradient of zero is still one
         gradient = problem.objective.gradient(x)
         never = torch.zeros_like(gradient, dtype=torch.bool)
         return outcome._replace(x=outcome.x + torch.where(never, gradient, 0))

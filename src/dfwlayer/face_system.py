@@ -22,7 +22,7 @@ class FaceSolve(NamedTuple):
 
     u: Tensor  # (B, n)
     flat: Tensor  # (B,), a direction without curvature was met
-    steps: int  # products with the Hessian
+    steps: Tensor  # (B,), products with the Hessian
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FaceSystem:
         v: Tensor,
         *,
         tol: float,
-        max_steps: int,
+        max_steps: int | Tensor,
         stop: Callable[[Tensor], Tensor] | None = None,
     ) -> FaceSolve:
         """Conjugate gradients on the tangent space; see ``conjugate_gradient``."""
@@ -86,7 +86,7 @@ class FaceSystem:
         """Inverse of a diagonal that resembles H: f's mean curvature along v, plus λC's own."""
         bend = self.face.curvature_diagonal()
         mean: Tensor | float = 1.0
-        if self._bends:
+        if self.bends:
             length = dot(v, v)
             product = dot(v, self.objective.hvp(self.x, v))
             mean = (product / torch.where(length > 0, length, 1)).clamp_min(0).unsqueeze(-1)
@@ -94,5 +94,6 @@ class FaceSystem:
         return torch.where(self.face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
 
     @cached_property
-    def _bends(self) -> bool:
+    def bends(self) -> bool:
+        """Whether the face is curved for any problem."""
         return bool((self.face.curvature_diagonal() != 0).any())

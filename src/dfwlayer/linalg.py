@@ -39,11 +39,11 @@ def conjugate_gradient(
     rhs: Tensor,  # (B, n)
     *,
     tol: float,
-    max_steps: int,
+    max_steps: int | Tensor,
     precondition: Callable[[Tensor], Tensor] = lambda r: r,
     clean: Callable[[Tensor], Tensor] = lambda r: r,
     stop: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Solve the positive semi-definite systems matvec(u) = rhs to ‖residual‖ ≤ tol · ‖rhs‖.
 
     The norm is the preconditioner's. A preconditioner that projects keeps u in its range, and
@@ -52,11 +52,11 @@ def conjugate_gradient(
     rounding. Each row stops on its own, also
     where it meets a direction without curvature, so that a singular system gives the finite
     solution found in its range, and where ``stop``, asked every few steps, tells from u (B, n)
-    that it has gone far enough.
+    that it has gone far enough. ``max_steps`` may be a tensor (B,), a cap for each row.
 
     Returns:
         u (B, n); a mask (B,) of the rows that met a descent direction without curvature: there
-        the quadratic model has no minimum; and the number of products.
+        the quadratic model has no minimum; and the steps (B,) each row took.
 
     """
     eps = torch.finfo(rhs.dtype).eps
@@ -69,13 +69,15 @@ def conjugate_gradient(
     flat = torch.zeros_like(active)
     largest = torch.zeros_like(rho)  # the largest Rayleigh quotient seen, the scale of "flat"
     every = 1 if rhs.device.type == "cpu" else 8
-    steps = 0
-    for step in range(max_steps):
+    steps = torch.zeros_like(active, dtype=torch.long)
+    most = max_steps if isinstance(max_steps, int) else int(max_steps.amax()) if len(u) else 0
+    for step in range(most):
+        active = active & (step < torch.as_tensor(max_steps, device=u.device))
         if stop is not None and step % 5 == 4:
             active = active & ~stop(u)
         if step % every == 0 and not bool(active.any()):
             break
-        steps += 1
+        steps = steps + active
         product = matvec(direction)
         curvature = dot(direction, product)
         length = dot(direction, direction)

@@ -51,7 +51,7 @@ class DFW:
             moved = move(problem, rule, state, query, (1 - gamma) * state.x + gamma * soft)
             change = (moved.value - state.value).detach().abs()
             # f(x_0) = 0 at the origin; tiny in its place keeps the ratio large, not undefined
-            settled = change <= settings.tol * state.value.detach().abs().clamp_min(tiny)
+            settled = change < settings.tol * state.value.detach().abs().clamp_min(tiny)
             ended = state.active & settled
             return moved._replace(
                 active=state.active & ~settled,

@@ -53,9 +53,10 @@ class FrankWolfe:
             direction = _bounded(problem, vertex - state.x)
             with torch.no_grad():
                 converged, floored = _ended(problem, rule, state, direction, settings.tol)
-            status = torch.where(state.active & floored, int(Status.ROUNDING_FLOOR), state.status)
-            status = torch.where(state.active & converged, int(Status.CONVERGED), status)
-            state = state._replace(status=status, active=state.active & ~(converged | floored))
+                # the certificate of the final point tells convergence from rounding
+                ended = state.active & (converged | floored)
+            status = torch.where(ended, int(Status.ROUNDING_FLOOR), state.status)
+            state = state._replace(status=status, active=state.active & ~ended)
             query = Query(
                 k, state.x, state.value, state.gradient, direction, 1.0, problem.unbounded
             )
@@ -123,7 +124,8 @@ def _ended(
         g = torch.where(problem.unbounded, state.gradient, 0)
         square = dot(g, g) / rule.lipschitz.clamp_min(finfo.tiny)
         gap = gap + dot(g.abs(), state.x.abs()) + square
-    converged = gap <= tol * state.value.abs().clamp_min(finfo.tiny)
+    # with a margin for the rounding of the final certificate
+    converged = gap <= 0.9 * tol * state.value.abs().clamp_min(finfo.tiny)
     # ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), and the gap by that times the way to the vertex
     noise = finfo.eps * (rule.lipschitz * norm(state.x) + norm(state.gradient)) * norm(direction)
     return converged, (gap <= noise) & ~converged

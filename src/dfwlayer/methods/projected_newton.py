@@ -21,11 +21,18 @@ class ProjectedNewton:
 
     Rounds of two phases. First ``block`` accelerated projected gradient steps, which settle on
     the face of the solution within a few rounds where the problem is well conditioned. Then at
-    most ``inner`` steps of conjugate gradients for the minimiser on the face the iterate is on; the
-    result, projected, is taken if it lowers f. On the right face that is the solution. A round
-    ends with the Frank-Wolfe gap; the point with the least gap is returned.
+    most ``inner`` steps of conjugate gradients for the minimiser on the face the iterate is on;
+    the result, projected, is taken if it lowers f. On the right face that is the solution, or,
+    where the face or f bends, a Newton step towards it. A round ends with the Frank-Wolfe gap;
+    the point with the least gap is returned.
 
     A step, for ``max_steps`` and ``num_steps``, is one gradient or one product with the Hessian.
+
+    Args:
+        block: Accelerated steps in a round; doubled, up to eightfold, for a problem whose second
+            phase gained nothing.
+        inner: Most steps of conjugate gradients in a round.
+
     """
 
     block: int = 10
@@ -41,11 +48,19 @@ class ProjectedNewton:
             return _projection(problem, x)
         with torch.no_grad():
             solver = _Rounds(self, problem, x, settings)
-            while solver.steps < settings.max_steps and bool(solver.active.any()):
-                solver.accelerate(min(solver.block, settings.max_steps - solver.steps))
-                solver.polish(min(self.inner, settings.max_steps - solver.steps))
-                solver.judge()
-        return Outcome(solver.best, solver.num_steps, solver.status)
+            while bool(solver.active.any()):
+                for _ in range(self.block):
+                    solver.accelerate()
+                due = solver.active & (solver.since >= solver.block)
+                if bool(due.any()):
+                    solver.polish(due)
+                    unsure = solver.judge(due)
+                    if bool(unsure.any()):
+                        solver.polish(unsure)
+                        solver.judge(unsure)
+            solver.judge(solver.status == Status.MAX_STEPS)
+        status = torch.where(solver.bent_down, int(Status.NOT_CONVEX), solver.status)
+        return Outcome(solver.best, solver.num_steps, status)
 
 
 def _projection(problem: Problem, x: Tensor) -> Outcome:
@@ -58,7 +73,7 @@ def _projection(problem: Problem, x: Tensor) -> Outcome:
 
 
 class _Rounds:
-    """The state of one solve; every tensor has one row per problem."""
+    """The state of one solve; every tensor has one row per problem, and no row sees another."""
 
     def __init__(
         self, method: ProjectedNewton, problem: Problem, x: Tensor, settings: Settings
@@ -66,8 +81,6 @@ class _Rounds:
         self.method = method
         self.problem = problem
         self.settings = settings
-        self.steps = 0
-        self.block = method.block
         self.x = x
         self.value, self.gradient = problem.objective.value_and_gradient(x)
         self.lipschitz = self._first_lipschitz()
@@ -77,107 +90,127 @@ class _Rounds:
         self.best_gap = self._gap(x, self.gradient)
         zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
         self.num_steps = zero
+        self.since = zero  # accelerated steps since the last polish
+        self.block = zero + method.block
         self.status = zero + Status.MAX_STEPS
-        self.active = zero == 0
         self.stalled = zero  # rounds without progress
         self.bent_down = zero > 0
+        self.exact = zero > 0  # the last polish left nothing to gain but rounding
+        self.close = zero > 0  # the gap was small enough before
         self.round_value = self.value
-        self.judge()
+        self.judge(zero == 0)
 
-    def accelerate(self, count: int) -> None:
-        """Nesterov's steps y ← x + β(x − x_prev), x ← proj(y − ∇f(y)/L), restarted when they climb.
+    @property
+    def active(self) -> Tensor:
+        """Mask (B,) of the problems that go on."""
+        going: Tensor = self.num_steps < self.settings.max_steps
+        return (self.status == Status.MAX_STEPS) & going
+
+    def accelerate(self) -> None:
+        """Nesterov's y ← x + β(x − x_prev), x ← proj(y − ∇f(y)/L), restarted when it climbs.
 
         L follows the curvature met: a step that met more than L is not taken, and L is raised.
         """
+        objective, constraint, active = self.problem.objective, self.problem.constraint, self.active
+        following = 0.5 * (1 + (1 + 4 * self.inertia**2).sqrt())
+        beta = ((self.inertia - 1) / following).unsqueeze(-1)
+        y = self.x + beta * (self.x - self.previous)
+        if objective.quadratic:  # the gradient is affine, so no product is needed for y
+            gradient = self.gradient + beta * (self.gradient - self.previous_gradient)
+        else:
+            gradient = objective.gradient(y)
+        x = constraint.project(y - gradient / self.lipschitz.unsqueeze(-1))
+        value, x_gradient = objective.value_and_gradient(x)
+        d = x - y
+        square, curvature = dot(d, d), dot(d, x_gradient - gradient)
+        met = curvature / torch.where(square > 0, square, 1)
+        size = self.value.abs() + dot(d.abs(), gradient.abs())
+        rounding = 16 * torch.finfo(x.dtype).eps * size
+        steep = (met > 1.01 * self.lipschitz) & (curvature > rounding)
+        climbs = dot(y - x, x - self.x) > 0
+        raised = torch.maximum(met, 1.5 * self.lipschitz)
+        self.lipschitz = torch.where(active & steep, raised, self.lipschitz)
+        self.bent_down = self.bent_down | (active & (curvature < -rounding))
+        self.previous = where_rows(active, self.x, self.previous)
+        self.previous_gradient = where_rows(active, self.gradient, self.previous_gradient)
+        taken = active & ~steep & torch.isfinite(value)
+        self._move(taken, x, value, x_gradient)
+        inertia = torch.where(taken & ~climbs, following, 1)
+        self.inertia = torch.where(active, inertia, self.inertia)
+        self.since = self.since + active.long()
+        self.num_steps = self.num_steps + active.long()
+
+    def polish(self, rows: Tensor) -> None:
+        """Minimise the quadratic model on the face of x, and take the result if f falls."""
         objective, constraint = self.problem.objective, self.problem.constraint
-        for _ in range(count):
-            following = 0.5 * (1 + (1 + 4 * self.inertia**2).sqrt())
-            beta = ((self.inertia - 1) / following).unsqueeze(-1)
-            y = self.x + beta * (self.x - self.previous)
-            if objective.quadratic:  # the gradient is affine, so no product is needed for y
-                gradient = self.gradient + beta * (self.gradient - self.previous_gradient)
-            else:
-                gradient = objective.gradient(y)
-            x = constraint.project(y - gradient / self.lipschitz.unsqueeze(-1))
-            value, x_gradient = objective.value_and_gradient(x)
-            d = x - y
-            square = dot(d, d)
-            curvature = dot(d, x_gradient - gradient)
-            met = curvature / torch.where(square > 0, square, 1)
-            # a fresh step without momentum must not climb beyond rounding
-            rounding = (
-                16 * torch.finfo(x.dtype).eps * (self.value.abs() + dot(d.abs(), gradient.abs()))
-            )
-            steep = (met > 1.01 * self.lipschitz) & (curvature > rounding)
-            climbs = dot(y - x, x - self.x) > 0
-            taken = self.active & ~steep & torch.isfinite(value)
-            self.lipschitz = torch.where(
-                self.active & steep, torch.maximum(met, 1.5 * self.lipschitz), self.lipschitz
-            )
-            self.bent_down = self.bent_down | (self.active & (curvature < -rounding))
-            self.previous, self.previous_gradient = self.x, self.gradient
-            self._move(taken, x, value, x_gradient)
-            self.inertia = torch.where(taken & ~climbs, following, 1)
-            self._count(1)
-
-    def polish(self, count: int) -> None:
-        """Minimise the quadratic model on the face of x, and take the result if f falls.
-
-        Where no problem gains by that, the right face is far: the next block is longer.
-        """
-        if count == 0:
-            return
-        face = self.problem.constraint.face(self.x, self.gradient)
-        system = FaceSystem(self.problem.objective, face, self.x)
-        residual = where_rows(self.active, -(self.gradient + face.force()), 0)
         eps = torch.finfo(self.x.dtype).eps
+        rows = rows & self.active
+        face = constraint.face(self.x, self.gradient)
+        system = FaceSystem(objective, face, self.x)
+        residual = where_rows(rows, -(self.gradient + face.force()), 0)
         origin = self.x
 
         def left(u: Tensor) -> Tensor:
             """Whether x + u is so far off the face that the model has lost its meaning."""
             moved = origin + u
-            return norm(self.problem.constraint.project(moved) - moved) > 0.1 * norm(u)
+            far: Tensor = norm(constraint.project(moved) - moved) > 0.1 * norm(u)
+            return far
 
-        # the next round refines what is left
-        found = system.solve(residual, tol=0.03 * eps**0.5, max_steps=count, stop=left)
-        self._count(found.steps)
-        self.bent_down = self.bent_down | (self.active & self._negative(found.u, found.flat))
-        x = self.problem.constraint.project(origin + found.u)
-        value, gradient = self.problem.objective.value_and_gradient(x)
-        self._count(1)
-        flat = (value - self.value).abs() <= 4 * eps * self.value.abs()
+        # one product is kept for the gradient at the result; the next round refines what is left
+        cap = (self.settings.max_steps - self.num_steps - 1).clamp(0, self.method.inner)
+        found = system.solve(residual, tol=0.03 * eps**0.5, max_steps=cap, stop=left)
+        self.num_steps = self.num_steps + found.steps
+        self.bent_down = self.bent_down | (rows & self._negative(found.u, found.flat))
+        rows = rows & (found.steps > 0)
+        x = constraint.project(origin + found.u)
+        value, gradient = objective.value_and_gradient(x)
+        self.num_steps = self.num_steps + rows.long()
+        level = (value - self.value).abs() <= 4 * eps * self.value.abs()
         better = self._gap(x, gradient) < self._gap(self.x, self.gradient)
-        taken = self.active & torch.isfinite(value) & torch.where(flat, better, value < self.value)
+        taken = rows & torch.isfinite(value) & torch.where(level, better, value < self.value)
+        # a Newton step squares a small relative error; without bends there is none to square
+        step = norm(found.u) / norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+        straight = objective.quadratic and not system.bends
+        on_face = norm(x - origin - found.u) <= eps**0.5 * norm(found.u)
+        sharp = on_face if straight else step <= eps**0.5
+        self.exact = torch.where(rows, (taken & sharp) | (level & ~taken), self.exact)
         self._move(taken, x, value, gradient)
         self.inertia = torch.where(taken, 1, self.inertia)  # the last step is no guide any more
-        if not bool(taken.any()):
-            self.block = min(2 * self.block, 8 * self.method.block)
-        self._follow(self.active & found.flat)
+        longer = (2 * self.block).clamp(max=8 * self.method.block)
+        self.block = torch.where(rows & ~taken, longer, self.block)
+        self.since = torch.where(rows, 0, self.since)
+        self._follow(rows & found.flat)
 
-    def judge(self) -> None:
-        """Measure the gap, keep the best point, and end the problems that are done."""
+    def judge(self, rows: Tensor) -> Tensor:
+        """Measure the gap, keep the best point, and end the problems that are done.
+
+        Returns the problems whose gap is small enough, but whose x may gain by one more polish.
+        """
         finfo = torch.finfo(self.x.dtype)
         gap = self._gap(self.x, self.gradient)
-        better = self.active & (gap < self.best_gap)
+        better = rows & (gap < self.best_gap)
         halved = gap < 0.5 * self.best_gap
         self.best = where_rows(better, self.x, self.best)
         self.best_gap = torch.where(better, gap, self.best_gap)
         fell = self.round_value - self.value > 8 * finfo.eps * self.value.abs()
-        self.stalled = torch.where(halved | fell, 0, self.stalled + 1)
-        self.round_value = self.value
-        converged = self.best_gap <= self.settings.tol * self.value.abs().clamp_min(finfo.tiny)
-        # neither f nor the gap has anything left to give in this dtype
+        stalled = torch.where(halved | fell, 0, self.stalled + 1)
+        self.stalled = torch.where(rows, stalled, self.stalled)
+        self.round_value = torch.where(rows, self.value, self.round_value)
+        # with a margin for the rounding of the final certificate, which has the last word
+        close = self.best_gap <= 0.9 * self.settings.tol * self.value.abs().clamp_min(finfo.tiny)
         lost = self.best_gap <= self._noise()
-        floored = ((self.stalled >= 3) | (self.stalled >= 1) & lost) & ~converged
-        status = torch.where(floored, int(Status.ROUNDING_FLOOR), self.status)
-        status = torch.where(converged, int(Status.CONVERGED), status)
-        status = torch.where(self.bent_down, int(Status.NOT_CONVEX), status)
-        self.status = torch.where(self.active, status, self.status)
-        self.active = self.active & ~(converged | floored)
+        # neither f nor the gap has anything left to give in this dtype
+        floored = (self.stalled >= 3) | (self.stalled >= 1) & lost
+        ended = rows & (floored | close & (self.exact | self.close))
+        unsure = rows & close & ~ended
+        self.close = torch.where(rows, close, self.close)
+        self.status = torch.where(ended, int(Status.ROUNDING_FLOOR), self.status)
+        return unsure & self.active
 
     def _follow(self, flat: Tensor) -> None:
         """A Frank-Wolfe step with exact line search, where f has no curvature on the face."""
-        if self.steps + 2 > self.settings.max_steps or not bool(flat.any()):
+        flat = flat & (self.num_steps + 2 <= self.settings.max_steps)
+        if not bool(flat.any()):
             return
         objective = self.problem.objective
         d = self.problem.constraint.vertex(self.gradient) - self.x
@@ -189,17 +222,13 @@ class _Rounds:
         gamma = torch.where(bent, slope / torch.where(bent, curvature, 1), 1).clamp(0, 1)
         x = self.x + gamma.unsqueeze(-1) * d
         value, gradient = objective.value_and_gradient(x)
-        self._count(2)
+        self.num_steps = self.num_steps + 2 * flat.long()
         self._move(flat & (value < self.value), x, value, gradient)
 
     def _move(self, taken: Tensor, x: Tensor, value: Tensor, gradient: Tensor) -> None:
         self.x = where_rows(taken, x, self.x)
         self.value = torch.where(taken, value, self.value)
         self.gradient = where_rows(taken, gradient, self.gradient)
-
-    def _count(self, steps: int) -> None:
-        self.steps += steps
-        self.num_steps = self.num_steps + steps * self.active
 
     def _gap(self, x: Tensor, gradient: Tensor) -> Tensor:
         """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
