@@ -260,13 +260,17 @@ def make_case(
     rows: int | None = 3,
     n: int = 6,
     seed: int = 0,
+    pull: float = 1.0,
 ) -> Case:
-    """The problem of one cell of the table; rows=None gives one problem without a batch."""
+    """The problem of one cell of the table; rows=None gives one problem without a batch.
+
+    ``pull`` multiplies the force with which the constraint holds x* back.
+    """
     name = constraint if isinstance(constraint, str) else f"p={constraint:g}"
     p, make_set = SETS[name] if name in SETS else (float(constraint), lp_ball_row(constraint))
     gen = torch.Generator().manual_seed(1000 * seed + n)
     set_params, build_set, x, force = make_set(gen, rows or 1, n, situation)
-    params, build_objective, f, strong, smooth = OBJECTIVES[objective](gen, x, force)
+    params, build_objective, f, strong, smooth = OBJECTIVES[objective](gen, x, pull * force)
     params = params | set_params
     if rows is None:
         per_problem = {"P", "A"} if objective in ("quadratic", "least squares") else set()
