@@ -176,9 +176,7 @@ def test_error_names_the_argument(name, call):
 
 
 def test_disagreeing_batches_are_told_apart():
-    with pytest.raises(
-        ValueError, match=r"objective.*4.*constraint.*2|constraint.*2.*objective.*4"
-    ):
+    with pytest.raises(ValueError, match=r"radius.*2.*4 of q"):
         layer(q=Q.expand(4, 3), radius=torch.ones(2))
 
 

@@ -155,7 +155,8 @@ def test_start_with_nan_rows_starts_afresh(method):
 def test_start_at_the_solution_stays(method, p):
     case = make_case("quadratic", p, "signed", seed=79)
     sol = dfw.solve(*case.problem(), x0=case.x_star, method=method, tol=1e-10)
-    assert (sol.num_steps <= 3).all()
+    # at most one last solve on the face, whose conjugate gradients end within n steps
+    assert (sol.num_steps <= case.x_star.shape[-1] + 2).all()
     assert (sol.status != Status.MAX_STEPS).all()
     close(sol.x, case.x_star, rtol=0, atol=1e-6)
 

@@ -21,8 +21,9 @@ def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> O
     if torch.is_grad_enabled() and not outcome.x.requires_grad:
         # no step was taken; a gradient of zero is still one
         gradient = problem.objective.gradient(x)
+        soft = problem.constraint.soft_vertex(gradient, settings.temperature(0))
         never = torch.zeros_like(gradient, dtype=torch.bool)
-        return outcome._replace(x=outcome.x + torch.where(never, gradient, 0))
+        return outcome._replace(x=outcome.x + torch.where(never, gradient + soft, 0))
     return outcome
 
 

@@ -12,7 +12,7 @@ from dfwlayer.differentiate import MODES
 from dfwlayer.linalg import conjugate_gradient, dot, where_rows
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Problem, Settings, gap_of
-from dfwlayer.objectives.base import Objective
+from dfwlayer.objectives.base import Objective, common_batch
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
@@ -61,6 +61,15 @@ def solve(
         ValueError: Naming the argument, what was found and what is expected.
 
     """
+    if not hasattr(objective, "value_and_gradient"):
+        raise ValueError(
+            "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
+            f"{type(objective).__name__}"
+        )
+    if not hasattr(constraint, "vertex"):
+        raise ValueError(
+            f"constraint: expected a set such as LpBall, got {type(constraint).__name__}"
+        )
     solver, mode, schedule = check_settings(
         method, differentiate, tol, max_steps, step_size, temperature
     )
@@ -81,7 +90,8 @@ def solve(
                 verify=verify,
             )
     shape, dtype = objective.shape, objective.dtype
-    batch = _batch_size(objective, constraint, x0, shape)
+    sizes = objective.batch_sizes | constraint.batch_sizes(shape)
+    batch = common_batch(sizes | ({} if x0 is None else _check_start(x0, objective)))
     rows = 1 if batch is None else batch
     objective = objective.bind(batch)
     constraint = constraint.bind(shape, dtype, device)
@@ -138,7 +148,7 @@ def check_settings(
         raise ValueError(f"tol: expected a finite number ≥ 0, got {tol!r}")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
         raise ValueError(f"max_steps: expected an integer ≥ 0, got {max_steps!r}")
-    if step_size is not None and not hasattr(step_size, "start"):
+    if step_size is not None and (isinstance(step_size, type) or not hasattr(step_size, "start")):
         raise ValueError(
             f"step_size: expected a rule such as ShortStep() or None, got {step_size!r}"
         )
@@ -152,33 +162,19 @@ def check_settings(
     return method, differentiate, as_temperature(temperature)
 
 
-def _batch_size(
-    objective: Objective, constraint: Constraint, x0: Tensor | None, shape: tuple[int, ...]
-) -> int | None:
-    """The common batch size of all arguments, None if none has a batch dimension."""
-    sizes = {"the objective": objective.batch, "the constraint": constraint.batch}
-    if x0 is not None:
-        if (
-            not isinstance(x0, Tensor)
-            or tuple(x0.shape[-len(shape) :]) != shape
-            or (x0.dim() - len(shape) not in (0, 1))
-        ):
-            got = str(tuple(x0.shape)) if isinstance(x0, Tensor) else type(x0).__name__
-            raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {got}")
-        if x0.dtype != objective.dtype or x0.device != objective.device:
-            raise ValueError(
-                f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
-                f"{x0.dtype} on {x0.device}"
-            )
-        sizes["x0"] = x0.shape[0] if x0.dim() > len(shape) else None
-    known = {name: size for name, size in sizes.items() if size is not None}
-    if not known:
-        return None
-    distinct = {size for size in known.values() if size != 1}
-    if len(distinct) > 1:
-        found = ", ".join(f"{name} has {size}" for name, size in known.items())
-        raise ValueError(f"batch sizes do not agree: {found}; expected one size, or 1")
-    return distinct.pop() if distinct else 1
+def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:
+    """Raise unless x0 is a variable of the objective's; its batch size, if it has one."""
+    shape = objective.shape
+    fits = isinstance(x0, Tensor) and tuple(x0.shape[-len(shape) :]) == shape
+    if not fits or x0.dim() - len(shape) not in (0, 1):
+        got = str(tuple(x0.shape)) if isinstance(x0, Tensor) else type(x0).__name__
+        raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {got}")
+    if x0.dtype != objective.dtype or x0.device != objective.device:
+        raise ValueError(
+            f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
+            f"{x0.dtype} on {x0.device}"
+        )
+    return {"x0": x0.shape[0]} if x0.dim() > len(shape) else {}
 
 
 def _start(

@@ -65,6 +65,10 @@ class ShortStep:
 
     lipschitz: float | Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.lipschitz is not None and not bool((torch.as_tensor(self.lipschitz) > 0).all()):
+            raise ValueError(f"lipschitz: expected a positive number, got {self.lipschitz}")
+
     def start(self, objective: Objective, x: Tensor) -> Rule:
         """Find L once."""
         found = _Lazy(objective, x, self.lipschitz, "ShortStep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,7 +55,8 @@ def as_temperature(temperature: float | Temperature | None) -> Temperature:
         return Anneal()
     if callable(temperature):
         return temperature
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not number or not 0 < temperature < math.inf:
         raise ValueError(
             "temperature: expected a positive number, a schedule such as Anneal(), or a function "
             f"of the step, got {temperature!r}"

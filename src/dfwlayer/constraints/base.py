@@ -62,9 +62,11 @@ class Constraint(Protocol):
     methods move them along the gradient.
     """
 
-    @property
-    def batch(self) -> int | None:
-        """Number of sets the parameters describe, None for a single one without a batch."""
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Batch size of every parameter that has a batch dimension, by name.
+
+        ``shape`` is that of one problem's variable.
+        """
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The set over flattened variables of that shape, its parameters as tensors."""

@@ -58,18 +58,14 @@ class LpBall:
         if tensors:
             check_tensors(tensors, half_allowed=True)
 
-    @property
-    def batch(self) -> int | None:
-        sizes = (
-            [self.radius.shape[0]] if isinstance(self.radius, Tensor) and self.radius.dim() else []
-        )
-        if self.weight is not None and self.weight.dim() > 1:
-            sizes.append(self.weight.shape[0])
-        if len({*sizes, 1}) > 2:
-            raise ValueError(
-                f"radius: batch of {sizes[0]} problems does not go with weight's of {sizes[1]}"
-            )
-        return None if not sizes else next((s for s in sizes if s != 1), 1)
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of weight (B, *shape) and radius (B,)."""
+        sizes = {}
+        if self.weight is not None and self.weight.dim() > len(shape):
+            sizes["weight"] = self.weight.shape[0]
+        if isinstance(self.radius, Tensor) and self.radius.dim():
+            sizes["radius"] = self.radius.shape[0]
+        return sizes
 
     def float32(self) -> LpBall:
         """Half-precision parameters in float32."""

@@ -47,6 +47,7 @@ def project_lp(p: float, weight: Tensor, radius: Tensor, z: Tensor) -> Tensor:
     else:
         moved = _curved(p, omega, share, inside)
     x = torch.sign(z) * torch.where(sized, moved * length, 0)
+    x = torch.where(torch.isfinite(x), x, 0)  # weights too far apart for the dtype
     return torch.where(inside & sized | ~bounded, z, x)
 
 

@@ -48,16 +48,15 @@ class ProjectedNewton:
             return _projection(problem, x)
         with torch.no_grad():
             solver = _Rounds(self, problem, x, settings)
+            due = solver.judge(torch.ones_like(solver.bent_down))  # a start may be close already
             while bool(solver.active.any()):
+                for _ in range(2):
+                    if bool(due.any()):
+                        solver.polish(due)
+                        due = solver.judge(due)
                 for _ in range(self.block):
                     solver.accelerate()
                 due = solver.active & (solver.since >= solver.block)
-                if bool(due.any()):
-                    solver.polish(due)
-                    unsure = solver.judge(due)
-                    if bool(unsure.any()):
-                        solver.polish(unsure)
-                        solver.judge(unsure)
             solver.judge(solver.status == Status.MAX_STEPS)
         status = torch.where(solver.bent_down, int(Status.NOT_CONVEX), solver.status)
         return Outcome(solver.best, solver.num_steps, status)
@@ -98,7 +97,6 @@ class _Rounds:
         self.exact = zero > 0  # the last polish left nothing to gain but rounding
         self.close = zero > 0  # the gap was small enough before
         self.round_value = self.value
-        self.judge(zero == 0)
 
     @property
     def active(self) -> Tensor:
@@ -201,7 +199,7 @@ class _Rounds:
         lost = self.best_gap <= self._noise()
         # neither f nor the gap has anything left to give in this dtype
         floored = (self.stalled >= 3) | (self.stalled >= 1) & lost
-        ended = rows & (floored | close & (self.exact | self.close))
+        ended = rows & (floored | close & (self.exact | self.close | lost))
         unsure = rows & close & ~ended
         self.close = torch.where(rows, close, self.close)
         self.status = torch.where(ended, int(Status.ROUNDING_FLOOR), self.status)

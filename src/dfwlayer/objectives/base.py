@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Curvature", "Objective", "check_tensors", "flag_nonfinite"]
+__all__ = ["Curvature", "Objective", "check_tensors", "common_batch", "flag_nonfinite"]
 
 
 class Curvature(NamedTuple):
@@ -33,8 +33,8 @@ class Objective(Protocol):
         """Shape of one problem's variable."""
 
     @property
-    def batch(self) -> int | None:
-        """Number of problems the data describe, None for a single one without a batch."""
+    def batch_sizes(self) -> dict[str, int]:
+        """Batch size of every argument that has a batch dimension, by name."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -103,6 +103,22 @@ def check_tensors(tensors: dict[str, Tensor], half_allowed: bool = False) -> Non
                 f"{name}: is {tensor.dtype} while {first_name} is {first.dtype}; bring them to "
                 "one dtype with .to()"
             )
+
+
+def common_batch(sizes: dict[str, int]) -> int | None:
+    """The one batch size of all arguments (1 goes with any), None if none has a batch."""
+    first: tuple[str, int] | None = None
+    for name, size in sizes.items():
+        if size == 1:
+            continue
+        if first is None:
+            first = name, size
+        elif size != first[1]:
+            raise ValueError(
+                f"{name}: batch of {size} problems does not go with the {first[1]} of {first[0]}; "
+                "expected the same number, 1, or no batch dimension"
+            )
+    return first[1] if first is not None else (1 if sizes else None)
 
 
 def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg import dot, where_rows
-from dfwlayer.objectives.base import Curvature, check_tensors, flag_nonfinite
+from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum
 
 __all__ = ["LeastSquares"]
@@ -46,21 +46,19 @@ class LeastSquares:
                 f"b: expected shape ({m},) or (B, {m}) to go with A of shape {tuple(A.shape)}, "
                 f"got {tuple(b.shape)}"
             )
-        if A.dim() == 3 and b.dim() == 2 and len({A.shape[0], b.shape[0], 1}) > 2:
-            raise ValueError(
-                f"A: batch of {A.shape[0]} problems does not go with b's batch of {b.shape[0]}"
-            )
         check_tensors({"b": b, "A": A}, half_allowed=True)
+        common_batch(self.batch_sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.A.shape[-1],)
 
     @property
-    def batch(self) -> int | None:
-        sizes = [self.b.shape[0]] if self.b.dim() == 2 else []
-        sizes += [self.A.shape[0]] if self.A.dim() == 3 else []
-        return None if not sizes else next((s for s in sizes if s != 1), 1)
+    def batch_sizes(self) -> dict[str, int]:
+        sizes = {"b": self.b.shape[0]} if self.b.dim() == 2 else {}
+        if self.A.dim() == 3:
+            sizes["A"] = self.A.shape[0]
+        return sizes
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dfwlayer.linalg import dot, where_rows
-from dfwlayer.objectives.base import Curvature, check_tensors, flag_nonfinite
+from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 
 __all__ = ["Quadratic"]
@@ -56,21 +56,19 @@ class Quadratic:
                     f"P: expected shape ({n}, {n}) or (B, {n}, {n}) to go with q of shape "
                     f"{tuple(q.shape)}, got {tuple(P.shape)}"
                 )
-            if P.dim() == 3 and q.dim() == 2 and len({P.shape[0], q.shape[0], 1}) > 2:
-                raise ValueError(
-                    f"P: batch of {P.shape[0]} problems does not go with q's batch of {q.shape[0]}"
-                )
         check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
+        common_batch(self.batch_sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.q.shape[-1],)
 
     @property
-    def batch(self) -> int | None:
-        sizes = [self.q.shape[0]] if self.q.dim() == 2 else []
-        sizes += [self.P.shape[0]] if self.P is not None and self.P.dim() == 3 else []
-        return None if not sizes else next((s for s in sizes if s != 1), 1)
+    def batch_sizes(self) -> dict[str, int]:
+        sizes = {"q": self.q.shape[0]} if self.q.dim() == 2 else {}
+        if self.P is not None and self.P.dim() == 3:
+            sizes["P"] = self.P.shape[0]
+        return sizes
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,10 +175,9 @@ class Quadratic:
             return dense_spectrum(self.P)
         rows = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
         low, high = lanczos_spectrum(self.product, rows)
-        # the largest absolute row sum and the Frobenius norm bound the spectrum too
+        # the largest absolute row sum bounds the spectrum too
         largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
-        frobenius = torch.linalg.vector_norm(self.P.detach(), dim=(-2, -1))
-        bound = torch.minimum(largest_row, frobenius)
+        bound = largest_row * (1 + self.P.shape[-1] * torch.finfo(self.dtype).eps)
         if self.P.dim() == 2:
             low, high = low[0], high[0]
         return Curvature(low, torch.minimum(high, bound))

@@ -67,6 +67,10 @@ class Smooth:
         object.__setattr__(self, "calling", "rows")
 
     @property
+    def batch_sizes(self) -> dict[str, int]:
+        return {} if self.batch is None else {"fn": self.batch}
+
+    @property
     def dtype(self) -> torch.dtype:
         tensors = _tensors(self.params)
         return next(iter(tensors.values())).dtype if tensors else torch.get_default_dtype()

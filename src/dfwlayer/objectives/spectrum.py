@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg import dot, norm
+from dfwlayer.linalg import dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature
 
 __all__ = ["dense_spectrum", "lanczos_spectrum"]
@@ -42,24 +42,34 @@ def lanczos_spectrum(
     """
     batch, n = template.shape
     generator = torch.Generator().manual_seed(n)
-    start = torch.randn(n, generator=generator, dtype=torch.float64)
-    start = (start / start.norm()).to(template)
-    v = start.expand(batch, n)
+    eps = torch.finfo(template.dtype).eps
+
+    def fresh() -> Tensor:
+        start = torch.randn(n, generator=generator, dtype=torch.float64)
+        unit: Tensor = (start / start.norm()).to(template)
+        return unit.expand(batch, n)
+
+    v = fresh()
     basis: list[Tensor] = []
     diagonal: list[Tensor] = []
     off: list[Tensor] = []
+    largest = dropped = torch.zeros_like(template[:, 0])
     with torch.no_grad():
         for _ in range(min(STEPS, n)):
             basis.append(v)
             product = matvec(v)
             diagonal.append(dot(v, product))
-            for _ in range(2):  # twice is enough for orthogonality to rounding
-                stack = torch.stack(basis, 1)  # (B, k, n)
-                inner = stack @ product.unsqueeze(-1)
-                product = product - (stack.mT @ inner).squeeze(-1)
+            stack = torch.stack(basis, 1)  # (B, k, n)
+            product = _orthogonal(stack, product)
             beta = norm(product)
-            off.append(beta)
-            v = product / torch.where(beta > 0, beta, 1).unsqueeze(-1)
+            largest = torch.maximum(largest, diagonal[-1].abs() + beta)
+            # a residual of rounding: the Krylov space is exhausted, go on with another start
+            usable = beta > 2 * n**0.5 * eps * largest
+            other = _orthogonal(stack, fresh())
+            v = where_rows(usable, product, other)
+            v = v / norm(v).clamp_min(torch.finfo(v.dtype).tiny).unsqueeze(-1)
+            dropped = torch.maximum(dropped, torch.where(usable, 0, beta))
+            off.append(torch.where(usable, beta, 0))
         k = len(basis)
         tri = torch.diag_embed(torch.stack(diagonal, -1))
         if k > 1:
@@ -68,11 +78,17 @@ def lanczos_spectrum(
         theta, small_vectors = torch.linalg.eigh(tri)
         ritz = (torch.stack(basis, -1) @ small_vectors[:, :, -1:]).squeeze(-1)
         reach = theta.abs().amax(-1)
-        # an exhausted Krylov space (k = n) leaves a residual of pure rounding
         residual = off[-1] if k < n else torch.zeros_like(off[-1])
-        slack = 8 * n**0.5 * torch.finfo(template.dtype).eps
-        high = (reach + residual) * (1 + slack)
+        high = (reach + residual + dropped) * (1 + 8 * n**0.5 * eps)
     return Curvature(theta[:, 0], _with_gradient(high, dot(ritz, matvec(ritz))))
+
+
+def _orthogonal(basis: Tensor, v: Tensor) -> Tensor:  # (B, k, n), (B, n) -> (B, n)
+    """v without its part in the basis; twice is enough for orthogonality to rounding."""
+    for _ in range(2):
+        inner = basis @ v.unsqueeze(-1)
+        v = v - (basis.mT @ inner).squeeze(-1)
+    return v
 
 
 def _with_gradient(value: Tensor, quotient: Tensor) -> Tensor:
