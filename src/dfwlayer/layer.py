@@ -20,7 +20,7 @@ class DFWLayer(nn.Module):
 
     It has no parameters of its own: P, q, the weights and the radius come from other layers or
     are parameters of yours, and each of them receives its gradient. The arguments are those of
-    :func:`dfwlayer.solve`.
+    `dfwlayer.solve`.
 
     Example:
         >>> layer = DFWLayer(p=1)
@@ -70,7 +70,7 @@ class DFWLayer(nn.Module):
         *,
         x0: Tensor | None = None,
     ) -> Solution:
-        """Like forward, with the certificate: the whole :class:`Solution`."""
+        """Like forward, with the certificate: the whole `Solution`."""
         return solve(
             Quadratic(P, q),
             LpBall(self.p, radius, weight),

@@ -58,7 +58,7 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class Solution:
-    """The outcome of :func:`dfwlayer.solve`, one entry per problem of the batch.
+    """The outcome of `dfwlayer.solve`, one entry per problem of the batch.
 
     Every field follows the call: (B, ...) for a batch, without the B for a single problem.
 
@@ -67,7 +67,7 @@ class Solution:
         value: f(x).
         gap: The Frank-Wolfe certificate ⟨∇f(x), x − s⟩ with s the hard vertex; f(x) − f* ≤ gap.
         num_steps: Steps this problem took before it stopped.
-        status: :class:`Status` codes as an integer tensor.
+        status: `Status` codes as an integer tensor.
 
     """
 

@@ -55,7 +55,7 @@ def solve(
             Shapes, dtypes, devices and settings are always checked.
 
     Returns:
-        A :class:`Solution`; ``x`` carries the gradient.
+        The `Solution`; its ``x`` carries the gradient.
 
     Raises:
         ValueError: Naming the argument, what was found and what is expected.

@@ -1,6 +1,6 @@
 """Step sizes: how far to go along x + γ(s − x).
 
-A rule is a frozen object with one method, ``start``, that returns a fresh :class:`Rule` for one
+A rule is a frozen object with one method, ``start``, that returns a fresh `Rule` for one
 solve; what must be remembered between steps lives in that. Adding a rule is one class here.
 """
 
@@ -221,7 +221,7 @@ def _short_step(query: Query, lipschitz: Tensor) -> Tensor:
 
 
 def _unit_scale(direction: Tensor) -> tuple[Tensor, Tensor]:
-    """D / max|d| and max|d| as a constant, so that squares neither overflow nor vanish."""
+    """d / max|d| and max|d| as a constant, so that squares neither overflow nor vanish."""
     size = direction.detach().abs().amax(-1)
     size = torch.where(size > 0, size, 1)
     return direction / size.unsqueeze(-1), size

@@ -57,7 +57,7 @@ class Store:
         self.folder = folder
 
     def open(self, run: dict[str, Any], *, fresh: bool) -> None:
-        """Make the folder usable for a run, or raise :class:`StoreError` before any work."""
+        """Make the folder usable for a run, or raise `StoreError` before any work."""
         cells = self.folder / CELLS
         try:
             if fresh and cells.is_dir():

@@ -36,6 +36,8 @@ def build_app() -> "typer.Typer":
     """The app with its subcommands. A new one is a function from its own module and a line here."""
     import typer
 
+    from dfwlayer_bench.bench import bench
+    from dfwlayer_bench.bench_options import ListCommand
     from dfwlayer_bench.demo import demo
 
     app = typer.Typer(
@@ -59,6 +61,7 @@ def build_app() -> "typer.Typer":
     ) -> None: ...
 
     app.command()(demo)
+    app.command(cls=ListCommand)(bench)
     return app
 
 

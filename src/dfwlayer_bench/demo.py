@@ -1,7 +1,7 @@
 """``dfw demo``: the layer at work, measured in front of the user.
 
-What is measured is in :mod:`demo_steps` and :mod:`demo_training`, against :mod:`demo_exact`; the
-picture is in :mod:`demo_figure`. Here it is told.
+What is measured is in `demo_steps` and `demo_training`, against `demo_exact`; the
+picture is in `demo_figure`. Here it is told.
 """
 
 from __future__ import annotations

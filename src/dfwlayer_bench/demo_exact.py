@@ -79,7 +79,7 @@ class Exact:
 
     x: Array  # (B, n)
     value: Array  # (B,)
-    kkt: Array  # (B,), see :func:`kkt_residual`
+    kkt: Array  # (B,), see `kkt_residual`
 
 
 def exact_solution(problems: Problems, max_steps: int = 100_000) -> Exact:

@@ -1,4 +1,4 @@
-"""What the demo measures, as numbers; :mod:`demo` tells them, :mod:`demo_figure` draws them."""
+"""What the demo measures, as numbers; `demo` tells them, `demo_figure` draws them."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class Recorder:
     points: list[Array]
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
-        """See :class:`dfwlayer.step_size.StepSize`."""
+        """See `dfwlayer.step_size.StepSize`."""
         return _Recording(ShortStep().start(objective, x), self.points)
 
 

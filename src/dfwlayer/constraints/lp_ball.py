@@ -130,11 +130,11 @@ class LpBall:
         return self._geometry.unbounded
 
     def vertex(self, g: Tensor) -> Tensor:
-        """The s in the ball with the least ⟨g, s⟩; with 1/p + 1/q = 1 and r = g/w,
+        """The s in the ball with the least ⟨g, s⟩. With 1/p + 1/q = 1 and r = g/w:
 
-        p = 1: s = −(t/w_i) sign(g_i) e_i at the i of the largest |r_i|;
-        p = ∞: s = −(t/w) ∘ sign(g);
-        else:  s_i = −(t/w_i) sign(g_i) |r_i|^(q/p) / ‖r‖_q^(q/p), so that ‖w ∘ s‖_p = t.
+        p = 1: s = −(t/w_i) sign(g_i) e_i at the i of the largest |r_i|
+        p = ∞: s = −(t/w) ∘ sign(g)
+        else:  s_i = −(t/w_i) sign(g_i) |r_i|^(q/p) / ‖r‖_q^(q/p), so that ‖w ∘ s‖_p = t
         """
         reach = self._geometry.reach
         side = -torch.sign(g.detach())
@@ -156,7 +156,7 @@ class LpBall:
         return reach * side * power / size
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
-        """P = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth.
+        """p = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth.
 
         τ is kept above the rounding of the scores, where soft and hard are the same and the
         derivative 1/τ would overflow.
@@ -207,7 +207,7 @@ class LpBall:
         return torch.where(lost, 0, x)
 
     def project(self, z: Tensor) -> Tensor:
-        """See :func:`dfwlayer.constraints.lp_projection.project_lp`."""
+        """See `dfwlayer.constraints.lp_projection.project_lp`."""
         return project_lp(self.p, self._sizes(z), self._radius.expand(len(z)), z)
 
     def diameter(self, n: int) -> Tensor:
@@ -222,7 +222,7 @@ class LpBall:
         return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
 
     def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
-        """See :func:`dfwlayer.constraints.lp_face.lp_face`."""
+        """See `dfwlayer.constraints.lp_face.lp_face`."""
         return lp_face(self.p, self._sizes(x), self._radius.expand(len(x)), x, g, scale)
 
     def _sizes(self, like: Tensor) -> Tensor:

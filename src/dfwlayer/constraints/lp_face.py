@@ -74,7 +74,7 @@ def lp_face(
 
 @dataclass(frozen=True)
 class LpFace:
-    """A face of the ℓp ball with h(x; w) = ‖w ∘ x‖_p; see :class:`dfwlayer.constraints.Face`."""
+    """A face of the ℓp ball with h(x; w) = ‖w ∘ x‖_p; see `dfwlayer.constraints.Face`."""
 
     p: float
     weight: Tensor
@@ -121,7 +121,7 @@ class LpFace:
         return torch.where(self.multiplier > 0, self._size() - self.radius, 0)
 
     def pinned(self) -> Tensor:
-        """P = ∞: sign(x) t/w at the bound; else 0."""
+        """p = ∞: sign(x) t/w at the bound; else 0."""
         if self.p != torch.inf:
             return torch.zeros_like(self.x)
         weight = torch.where(self.free, 1, self.weight)

@@ -25,7 +25,7 @@ class Objective(Protocol):
     """A convex, smooth f(x; θ), for B problems at once.
 
     Vectors are rows: x is (B, n) with n the number of entries of ``shape``. A method sees an
-    objective only after :meth:`bind`.
+    objective only after `bind`.
     """
 
     @property

@@ -252,7 +252,7 @@ class AltDiffQP(nn.Module):
 class AltDiff(AltDiffQP):
     """The layer over ‖w ∘ x‖₁ ≤ t: x*(P, q, w, t), one problem a call.
 
-    The arguments are those of :class:`AltDiffQP`.
+    The arguments are those of `AltDiffQP`.
     """
 
     def forward(  # type: ignore[override]
