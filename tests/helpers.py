@@ -37,7 +37,7 @@ class MethodRow:
 
 
 METHODS = {
-    "auto": MethodRow("auto", exact=lambda p: p >= 1, modes=("implicit",)),
+    "auto": MethodRow("auto", exact=lambda p: p >= 1, modes=("implicit", "unroll")),
     "dfw": MethodRow("dfw", exact=lambda p: p < 1),
     # for p > 2 the ball is flat in places and plain Frank-Wolfe is sublinear
     "frank-wolfe": MethodRow("frank-wolfe", exact=lambda p: p <= 2),

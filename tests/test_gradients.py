@@ -338,3 +338,13 @@ def test_gradients_are_finite_everywhere(mode, method, p):
                         sol.x.sum(), [*leaves, radius], allow_unused=True
                     ):
                         assert grad is None or torch.isfinite(grad).all(), (P, q, t, w)
+
+
+def test_unrolling_the_default_means_the_published_method():
+    case = make_case("quadratic", "p=1", rows=3, seed=12)
+    got = gradients(case, method="auto", differentiate="unroll", max_steps=20)
+    want = gradients(case, method="dfw", max_steps=20)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="differentiate"):
+        gradients(case, method="projected-newton", differentiate="unroll")

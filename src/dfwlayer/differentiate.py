@@ -18,8 +18,7 @@ __all__ = ["MODES", "implicit", "unroll"]
 def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     """Run the method under autograd: exact for the steps taken, memory O(steps · n)."""
     outcome = method.run(problem, x, settings)
-    if torch.is_grad_enabled() and not outcome.x.requires_grad:
-        # no step was taken; a gradient of zero is still one
+    if settings.max_steps == 0 or len(x) == 0:  # no step was taken; zero is still a gradient
         gradient = problem.objective.gradient(x)
         soft = problem.constraint.soft_vertex(gradient, settings.temperature(0))
         never = torch.zeros_like(gradient, dtype=torch.bool)

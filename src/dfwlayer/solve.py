@@ -42,7 +42,8 @@ def solve(
         method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
             "auto" means), or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
-            taken), or "auto": unroll for "dfw", otherwise implicit.
+            taken; method "auto" then means "dfw"), or "auto": unroll for "dfw", otherwise
+            implicit.
         tol: For "dfw" on the relative change of f in a step; otherwise on the gap relative to
             |f(x)|.
         max_steps: Most steps; 0 returns the start.
@@ -135,7 +136,9 @@ def check_settings(
     if isinstance(method, str):
         if method not in METHODS:
             raise ValueError(f"method: expected one of {sorted(METHODS)}, got {method!r}")
-        method = METHODS[method]
+        # the best method whose steps can be differentiated is the published one
+        unrolled = method == "auto" and differentiate == "unroll"
+        method = METHODS["dfw" if unrolled else method]
     elif not hasattr(method, "run"):
         raise ValueError(
             f"method: expected a name or a method object such as FrankWolfe(), got {method!r}"

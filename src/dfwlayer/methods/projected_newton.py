@@ -31,7 +31,8 @@ class ProjectedNewton:
     Args:
         block: Accelerated steps in a round; doubled, up to eightfold, for a problem whose second
             phase gained nothing.
-        inner: Most steps of conjugate gradients in a round.
+        inner: Most steps of conjugate gradients in a round; doubled for a problem that used
+            them all and gained by it.
 
     """
 
@@ -91,6 +92,7 @@ class _Rounds:
         self.num_steps = zero
         self.since = zero  # accelerated steps since the last polish
         self.block = zero + method.block
+        self.inner = zero + method.inner
         self.status = zero + Status.MAX_STEPS
         self.stalled = zero  # rounds without progress
         self.bent_down = zero > 0
@@ -155,7 +157,8 @@ class _Rounds:
             return far
 
         # one product is kept for the gradient at the result; the next round refines what is left
-        cap = (self.settings.max_steps - self.num_steps - 1).clamp(0, self.method.inner)
+        left_over = (self.settings.max_steps - self.num_steps - 1).clamp_min(0)
+        cap = torch.minimum(left_over, self.inner)
         found = system.solve(residual, tol=0.03 * eps**0.5, max_steps=cap, stop=left)
         self.num_steps = self.num_steps + found.steps
         self.bent_down = self.bent_down | (rows & self._negative(found.u, found.flat))
@@ -176,6 +179,8 @@ class _Rounds:
         self.inertia = torch.where(taken, 1, self.inertia)  # the last step is no guide any more
         longer = (2 * self.block).clamp(max=8 * self.method.block)
         self.block = torch.where(rows & ~taken, longer, self.block)
+        exhausted = taken & (found.steps == self.inner)
+        self.inner = torch.where(exhausted, 2 * self.inner, self.inner)
         self.since = torch.where(rows, 0, self.since)
         self._follow(rows & found.flat)
 
