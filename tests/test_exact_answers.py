@@ -2,7 +2,6 @@
 
 import math
 
-import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -134,6 +133,7 @@ def test_agrees_with_conic_solver(p):
     A = torch.randn(12, n, generator=gen, dtype=F64)
     b = torch.randn(12, generator=gen, dtype=F64)
     w = torch.randn(n, generator=gen, dtype=F64)
+    cp = pytest.importorskip("cvxpy")
     x = cp.Variable(n)
     ball = cp.norm(cp.multiply(w.abs().numpy(), x), "inf" if p == math.inf else p) <= 0.4
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(A.numpy() @ x - b.numpy())), [ball])

@@ -139,7 +139,7 @@ class Net(nn.Module):
         self.layer = dfw.DFWLayer(**settings)
 
     def forward(self, z):
-        P = self.root @ self.root.mT + 0.1 * torch.eye(4)
+        P = self.root @ self.root.mT + 0.1 * torch.eye(4, device=z.device)
         return self.layer(P, self.body(z), self.weight, self.radius.abs())
 
 
