@@ -85,15 +85,16 @@ class FaceSystem:
     def _inverse(self, v: Tensor) -> Tensor:
         """Inverse of a diagonal that resembles H: f's mean curvature along v, plus λC's own."""
         bend = self.face.curvature_diagonal()
-        mean: Tensor | float = 1.0
-        if self.bends:
+        mean = torch.ones_like(v[..., :1])
+        if bool(self.bends.any()):
             length = dot(v, v)
             product = dot(v, self.objective.hvp(self.x, v))
-            mean = (product / torch.where(length > 0, length, 1)).clamp_min(0).unsqueeze(-1)
+            quotient = (product / torch.where(length > 0, length, 1)).clamp_min(0)
+            mean = torch.where(self.bends, quotient, 1).unsqueeze(-1)
         diagonal = mean + bend
         return torch.where(self.face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
 
     @cached_property
-    def bends(self) -> bool:
-        """Whether the face is curved for any problem."""
-        return bool((self.face.curvature_diagonal() != 0).any())
+    def bends(self) -> Tensor:
+        """Mask (B,) of the problems whose face is curved."""
+        return (self.face.curvature_diagonal() != 0).any(-1)

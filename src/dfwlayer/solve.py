@@ -47,8 +47,8 @@ def solve(
         tol: For "dfw" on the relative change of f in a step; otherwise on the gap relative to
             |f(x)|.
         max_steps: Most steps; 0 returns the start.
-        step_size: ``ShortStep``, ``ExactStep``, ``OpenLoop`` or ``Backtracking``; by default the
-            short step, or backtracking where L is unknown.
+        step_size: For "dfw" and "frank-wolfe": ``ShortStep``, ``ExactStep``, ``OpenLoop`` or
+            ``Backtracking``; by default the short step, or backtracking where L is unknown.
         temperature: For the soft vertex of "dfw": a number, ``Anneal``, or a function of the
             step; by default ``Anneal()``.
         verify: False skips the checks that read the values of tensors: that all are finite (bad

@@ -171,9 +171,10 @@ class _Rounds:
         taken = rows & torch.isfinite(value) & torch.where(level, better, value < self.value)
         # a Newton step squares a small relative error; without bends there is none to square
         step = norm(found.u) / norm(x).clamp_min(torch.finfo(x.dtype).tiny)
-        straight = objective.quadratic and not system.bends
         on_face = norm(x - origin - found.u) <= eps**0.5 * norm(found.u)
-        sharp = on_face if straight else step <= eps**0.5
+        sharp = step <= eps**0.5
+        if objective.quadratic:
+            sharp = torch.where(system.bends, sharp, on_face)
         self.exact = torch.where(rows, (taken & sharp) | (level & ~taken), self.exact)
         self._move(taken, x, value, gradient)
         self.inertia = torch.where(taken, 1, self.inertia)  # the last step is no guide any more
