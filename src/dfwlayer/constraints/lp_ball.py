@@ -208,7 +208,9 @@ class LpBall:
 
     def project(self, z: Tensor) -> Tensor:
         """See `dfwlayer.constraints.lp_projection.project_lp`."""
-        return project_lp(self.p, self._sizes(z), self._radius.expand(len(z)), z)
+        weight = self._sizes(z)
+        bounded = None if self._geometry.unbounded is None else weight > 0
+        return project_lp(self.p, weight, self._radius.expand(len(z)), z, bounded)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""

@@ -13,42 +13,52 @@ INNER = 7  # Newton steps for one coordinate; the start is within a factor of th
 OUTER = 40  # most steps for the multiplier; about 6 are needed, bisection guards the rest
 
 
-def project_lp(p: float, weight: Tensor, radius: Tensor, z: Tensor) -> Tensor:
+def project_lp(
+    p: float, weight: Tensor, radius: Tensor, z: Tensor, bounded: Tensor | None = None
+) -> Tensor:
     """argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
 
     Args:
         p: In [1, ∞].
-        weight: (B, n), not negative; zero leaves a coordinate as it is.
+        weight: (B, n), not negative.
         radius: (B,), not negative.
         z: (B, n).
+        bounded: (B, n) mask of the coordinates whose weight is not zero, None if all are; the
+            others stay as they are.
 
     """
     t = radius.unsqueeze(-1)
-    bounded = weight > 0
     if p == torch.inf:
-        bound = t / torch.where(bounded, weight, 1)
-        return torch.where(bounded, z.clamp(-bound, bound), z)
+        bound = t / _only(bounded, weight, 1)
+        return _only(bounded, z.clamp(-bound, bound), z)
     # in units of the radius and of the largest weight nothing overflows
     unit = weight.amax(-1, keepdim=True)
-    omega = weight / torch.where(unit > 0, unit, 1)
-    length = t / torch.where(unit > 0, unit, 1)
+    unit = torch.where(unit > 0, unit, 1)
+    omega, length = weight / unit, t / unit
     sized = length > 0
     # so far out that 1 is below the rounding of z, only the direction of z matters
-    furthest = torch.where(bounded, z.abs(), 0).amax(-1, keepdim=True)
-    some = furthest > 0
+    size = z.abs()
+    furthest = _only(bounded, size, 0).amax(-1, keepdim=True)
     distance = furthest / torch.where(sized, length, 1)
     distance = torch.where(sized, distance.clamp(max=torch.finfo(z.dtype).eps ** -2), 0)
-    share = z.abs() / torch.where(some, furthest, 1) * distance
+    share = size * (distance / torch.where(furthest > 0, furthest, 1))
+    share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
     if p == 1:
-        moved = _simplex(omega, share)
+        moved = _simplex(omega, share, bounded)
     elif p == 2:
         moved = _ellipsoid(omega, share)
     else:
         moved = _curved(p, omega, share, inside)
     x = torch.sign(z) * torch.where(sized, moved * length, 0)
     x = torch.where(torch.isfinite(x), x, 0)  # weights too far apart for the dtype
-    return torch.where(inside & sized | ~bounded, z, x)
+    stays = inside & sized
+    return torch.where(stays if bounded is None else stays | ~bounded, z, x)
+
+
+def _only(mask: Tensor | None, a: Tensor, b: Tensor | float) -> Tensor:
+    """a where the mask holds, or everywhere without one; b elsewhere."""
+    return a if mask is None else torch.where(mask, a, b)
 
 
 def _inside(p: float, omega: Tensor, share: Tensor) -> Tensor:
@@ -59,7 +69,7 @@ def _inside(p: float, omega: Tensor, share: Tensor) -> Tensor:
     )
 
 
-def _simplex(omega: Tensor, share: Tensor) -> Tensor:
+def _simplex(omega: Tensor, share: Tensor, bounded: Tensor | None) -> Tensor:
     """(share − θω)₊ with Σ ω (share − θω)₊ = 1.
 
     In terms of δ = max(share/ω) − share/ω this is ω(η − δ)₊ with Σ ω²(η − δ)₊ = 1. Sorted by δ,
@@ -67,23 +77,23 @@ def _simplex(omega: Tensor, share: Tensor) -> Tensor:
     outside, where share − θω would be lost to cancellation, ω(η − δ) is not; for a point nearby
     it is the other way round.
     """
-    bounded = omega > 0
     square = omega * omega
-    ratio = torch.where(bounded, share / torch.where(bounded, omega, 1), -torch.inf)
+    ratio = _only(bounded, share / _only(bounded, omega, 1), -torch.inf)
     largest = ratio.amax(-1, keepdim=True)
-    delta = torch.where(bounded, largest - ratio, torch.inf)
+    delta = largest - ratio  # infinite where unbounded
     ordered, index = delta.sort(-1)
     ordered_square = square.gather(-1, index)
     tiny = torch.finfo(share.dtype).tiny
-    first = torch.where(torch.isfinite(ordered), ordered_square * ordered, 0).cumsum(-1)
-    eta = ((1 + first) / ordered_square.cumsum(-1).clamp_min(tiny)).amin(-1, keepdim=True)
+    first = ordered_square * (ordered if bounded is None else ordered.nan_to_num(0, 0, 0))
+    eta = (1 + first.cumsum(-1)) / ordered_square.cumsum(-1).clamp_min(tiny)
+    eta = eta.amin(-1, keepdim=True)
     theta = largest - eta
     moved = torch.where(eta < theta, omega * (eta - delta), share - theta * omega)
-    moved = torch.where(bounded, moved, 0)
+    moved = _only(bounded, moved, 0)
     for _ in range(2):  # the running sums have rounding; sums over the support have less
-        support = moved > 0
-        excess = torch.where(support, omega * moved, 0).sum(-1, keepdim=True) - 1
-        width = torch.where(support, square, 0).sum(-1, keepdim=True)
+        positive = moved.clamp_min(0)
+        excess = dot(omega, positive).unsqueeze(-1) - 1
+        width = dot(square, (positive > 0).to(square)).unsqueeze(-1)
         moved = moved - excess / width.clamp_min(tiny) * omega
     return moved.clamp_min(0)
 

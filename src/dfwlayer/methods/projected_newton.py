@@ -50,11 +50,13 @@ class ProjectedNewton:
         with torch.no_grad():
             solver = _Rounds(self, problem, x, settings)
             due = solver.judge(torch.ones_like(solver.bent_down))  # a start may be close already
-            while bool(solver.active.any()):
+            while True:
                 for _ in range(2):
                     if bool(due.any()):
                         solver.polish(due)
                         due = solver.judge(due)
+                if not bool(solver.active.any()):
+                    break
                 for _ in range(self.block):
                     solver.accelerate()
                 due = solver.active & (solver.since >= solver.block)
