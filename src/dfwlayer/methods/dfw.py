@@ -19,7 +19,7 @@ class DFW:
     """Differentiable Frank-Wolfe (Liu, Liu, Wang, Zhao, 2024).
 
     x ← (1 − γ_k) x + γ_k ŝ_k with ŝ_k the soft vertex at temperature τ_k, until
-    |f(x_{k+1}) − f(x_k)| ≤ tol · |f(x_k)|. With the short step and hard vertices
+    |f(x_{k+1}) − f(x_k)| ≤ tol · |f(x_k)|, or for all steps if tol is 0. With the short step and hard vertices
     f(x_k) − f* ≤ 2LM²/(k + 3); a soft vertex that is δ(τ) short of the hard one adds δ(τ) and
     gives 5LM²/(2k + 4) + δ(τ_k), M being the diameter of the set.
     """
@@ -51,7 +51,9 @@ class DFW:
             moved = move(problem, rule, state, query, (1 - gamma) * state.x + gamma * soft)
             change = (moved.value - state.value).detach().abs()
             # f(x_0) = 0 at the origin; tiny in its place keeps the ratio large, not undefined
-            settled = change < settings.tol * state.value.detach().abs().clamp_min(tiny)
+            settled = change <= settings.tol * state.value.detach().abs().clamp_min(tiny)
+            # a soft vertex that points uphill moves nothing; tol = 0 goes on to the next τ
+            settled = settled & (settings.tol > 0)
             ended = state.active & settled
             return moved._replace(
                 active=state.active & ~settled,
