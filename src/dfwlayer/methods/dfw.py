@@ -19,9 +19,9 @@ class DFW:
     """Differentiable Frank-Wolfe (Liu, Liu, Wang, Zhao, 2024).
 
     x ← (1 − γ_k) x + γ_k ŝ_k with ŝ_k the soft vertex at temperature τ_k, until
-    |f(x_{k+1}) − f(x_k)| ≤ tol · |f(x_k)|, or for all steps if tol is 0. With the short step and hard vertices
-    f(x_k) − f* ≤ 2LM²/(k + 3); a soft vertex that is δ(τ) short of the hard one adds δ(τ) and
-    gives 5LM²/(2k + 4) + δ(τ_k), M being the diameter of the set.
+    |f(x_{k+1}) − f(x_k)| ≤ tol · |f(x_k)|, or for all steps if tol is 0. With the short step and
+    hard vertices f(x_k) − f* ≤ 2LM²/(k + 3); a soft vertex that is δ(τ) short of the hard one
+    adds δ(τ) and gives 5LM²/(2k + 4) + δ(τ_k), M being the diameter of the set.
     """
 
     @property
