@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -87,11 +86,6 @@ class Smooth:
     @property
     def isotropic(self) -> bool:
         return False
-
-    @property
-    def size(self) -> int:
-        """Number of entries of one problem's variable."""
-        return math.prod(self.shape)
 
     def float32(self) -> Smooth:
         """Half-precision parameters in float32."""
