@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfwlayer_bench.bench_options import split
+from dfwlayer_bench.bench_options import check_device, check_names, check_sizes, split
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,6 +84,7 @@ def bench(
 
     from dfwlayer_bench.bench_machine import describe
     from dfwlayer_bench.bench_machine import threads as hold_threads
+    from dfwlayer_bench.bench_run import identity_of
     from dfwlayer_bench.bench_store import Store, StoreError
 
     console = Console(stderr=True)
@@ -105,16 +106,7 @@ def bench(
     with hold_threads(threads):
         machine = describe(device)
         store = Store(out)
-        identity = {
-            "dtype": dtype,
-            "device": device,
-            "seed": seed,
-            "functional": functional,
-            "cpu": machine["cpu"],
-            "cores": machine["cores"],
-            "torch": machine["versions"]["torch"],
-            "dfwlayer": machine["versions"]["dfwlayer"],
-        }
+        identity = identity_of(plan, machine)
         try:
             store.open(identity, fresh=fresh)
             cells, ended = _run(plan, store, console)
@@ -141,31 +133,18 @@ def _plan(
     **rest: Any,
 ) -> Plan:
     """Check the options, each by name, and fill in the defaults."""
-    import torch
-
     from dfwlayer_bench.baselines import SYSTEMS
     from dfwlayer_bench.bench_run import Plan
     from dfwlayer_bench.families import FAMILIES
 
-    numbers = [int(text) if text.isdecimal() else 0 for text in sizes]
-    if any(number < 2 for number in numbers):
-        raise typer.BadParameter(f"--sizes: expected integers of at least 2, got {sizes}")
+    numbers = check_sizes(sizes)
     if families == ["all"]:
         families = list(FAMILIES)
-    for option, given, known in (
-        ("--family", families, FAMILIES),
-        ("--systems", systems, SYSTEMS),
-        ("--dtype", [dtype], ("float32", "float64")),
-        ("--device", [device], ("cpu", "cuda")),
-        ("--functional", [functional], ("sum", "random")),
-    ):
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise typer.BadParameter(
-                f"{option}: unknown {', '.join(unknown)}; expected any of {', '.join(known)}"
-            )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device: torch finds no CUDA device here; use cpu")
+    check_names("--family", families, FAMILIES)
+    check_names("--systems", systems, SYSTEMS)
+    check_names("--dtype", [dtype], ("float32", "float64"))
+    check_names("--functional", [functional], ("sum", "random"))
+    check_device(device)
     return Plan(
         families=tuple(families or (QUICK_FAMILY if quick else FAMILY)),
         sizes=tuple(numbers or (QUICK_SIZES if quick else SIZES)),
@@ -179,35 +158,14 @@ def _plan(
 
 def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:
     """All cells under a progress bar; after an interruption those saved so far."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
+    from dfwlayer_bench.bench_progress import progress
     from dfwlayer_bench.bench_run import run_plan, saved_cells
 
-    total = len(plan.groups()) * len(plan.systems)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
-        task = progress.add_task("starting", total=total)
-
-        def report(text: str, finished: int) -> None:
-            progress.update(task, description=text, advance=finished)
-
-        try:
-            cells = run_plan(plan, store, report)
-        except KeyboardInterrupt:
-            return saved_cells(plan, store), False
-        progress.update(task, description="done")
-    return cells, True
+    try:
+        with progress(console, plan.cells) as report:
+            return run_plan(plan, store, report), True
+    except KeyboardInterrupt:
+        return saved_cells(plan, store), False
 
 
 def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Console) -> None:

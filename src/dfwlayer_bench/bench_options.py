@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["ListCommand", "split"]
+__all__ = ["ListCommand", "check_device", "check_names", "check_sizes", "split"]
 
 
 class ListCommand(TyperCommand):
@@ -42,3 +42,30 @@ def split(values: Sequence[str] | None) -> list[str]:
     """Repeated and comma-separated values as one list, without doubles."""
     parts = [part.strip() for value in values or () for part in value.split(",")]
     return list(dict.fromkeys(part for part in parts if part))
+
+
+def check_sizes(texts: Sequence[str]) -> list[int]:
+    """The numbers of variables, or an error that names the option."""
+    numbers = [int(text) if text.isdecimal() else 0 for text in texts]
+    if any(number < 2 for number in numbers):
+        raise typer.BadParameter(f"--sizes: expected integers of at least 2, got {list(texts)}")
+    return numbers
+
+
+def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise an error that names the option unless every name is known."""
+    known = list(known)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise typer.BadParameter(
+            f"{option}: unknown {', '.join(unknown)}; expected any of {', '.join(known)}"
+        )
+
+
+def check_device(device: str) -> None:
+    """Raise an error unless torch can use the device."""
+    import torch
+
+    check_names("--device", [device], ("cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("--device: torch finds no CUDA device here; use cpu")

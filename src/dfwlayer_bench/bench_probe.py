@@ -77,16 +77,16 @@ def main(task: dict[str, Any]) -> None:
 
     import torch
 
-    from dfwlayer_bench.baselines import SYSTEMS
     from dfwlayer_bench.baselines.base import load
     from dfwlayer_bench.bench_machine import reset_peak, resident_mb
+    from dfwlayer_bench.bench_systems import find
     from dfwlayer_bench.families import make
 
     warnings.simplefilter("ignore")
     try:
         if task["threads"] is not None:
             torch.set_num_threads(task["threads"])
-        system = SYSTEMS[task["system"]]
+        system = find(task["system"])
         for package in system.packages:
             load(package)
         problem = make(

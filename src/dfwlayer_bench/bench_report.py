@@ -10,13 +10,24 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfwlayer_bench.baselines import FLOOR, SYSTEMS
+from dfwlayer_bench import bench_text as text
+from dfwlayer_bench.baselines import FLOOR
 from dfwlayer_bench.bench_store import Cell
+from dfwlayer_bench.bench_systems import label_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Row", "rows_of", "table_of", "write_files"]
+__all__ = [
+    "Row",
+    "groups_of",
+    "machine_text",
+    "outcome_of",
+    "rows_of",
+    "settings_text",
+    "table_of",
+    "write_files",
+]
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,7 @@ def rows_of(cells: Sequence[Cell]) -> list[Row]:
 def _row(
     family: str, n: int, name: str, cells: list[Cell], floors: dict[tuple[str, int, int], float]
 ) -> Row:
-    good = [cell for cell in cells if cell.status == "ok" and cell.seconds]
-    bad = [cell for cell in cells if cell.status not in ("ok", "pending")]
+    good, status, detail = outcome_of(cells)
     times = [second for cell in good for second in cell.seconds]
     ratios = [
         statistics.median(cell.seconds) / floors[family, n, cell.trial]
@@ -73,15 +83,11 @@ def _row(
         if (family, n, cell.trial) in floors
     ]
     low, high = _quartiles(times)
-    status = "ok" if good and not bad else (bad[0].status if bad else "pending")
-    if good and bad:
-        status = f"{status} in {len(bad)} of {len(cells)}"
-    detail = "; ".join(dict.fromkeys(cell.detail for cell in (bad or good) if cell.detail))
     return Row(
         family=family,
         n=n,
         system=name,
-        label=SYSTEMS[name].label if name in SYSTEMS else name,
+        label=label_of(name),
         status=status,
         detail=detail,
         trials=len(good),
@@ -96,11 +102,22 @@ def _row(
         gradient_error=_median(cell.gradient_error for cell in good),
         violation=max((c.violation for c in good if c.violation is not None), default=None),
         memory_mb=max((c.memory_mb for c in good if c.memory_mb is not None), default=None),
-        settings=_settings(good),
+        settings=settings_text(good),
     )
 
 
-def _settings(cells: list[Cell]) -> str:
+def outcome_of(cells: Sequence[Cell]) -> tuple[list[Cell], str, str]:
+    """The cells that have results, and what to say of all of them: a status and a detail."""
+    good = [cell for cell in cells if cell.status == "ok" and cell.seconds]
+    bad = [cell for cell in cells if cell.status not in ("ok", "pending")]
+    status = "ok" if good and not bad else (bad[0].status if bad else "pending")
+    if good and bad:
+        status = f"{status} in {len(bad)} of {len(cells)}"
+    detail = "; ".join(dict.fromkeys(cell.detail for cell in (bad or good) if cell.detail))
+    return good, status, detail
+
+
+def settings_text(cells: Sequence[Cell]) -> str:
     """The settings as text; a value that was tuned for each problem shows as its range."""
     values: dict[str, list[Any]] = {}
     for cell in cells:
@@ -146,34 +163,22 @@ HEADER = (
 
 def _texts(row: Row) -> tuple[str, ...]:
     """A row as it is printed."""
-    spread = "—"
+    spread = text.NOTHING
     if row.seconds_low is not None and row.seconds_high is not None:
-        spread = f"{_time(row.seconds_low)} – {_time(row.seconds_high)}"
+        spread = f"{text.time(row.seconds_low)} – {text.time(row.seconds_high)}"
     status = f"{row.status}: {row.detail}" if row.detail else row.status
     return (
         row.label,
-        _time(row.seconds),
+        text.time(row.seconds),
         spread,
-        "—" if row.ratio is None else f"{row.ratio:.3g}",
-        _small(row.error),
-        "—" if row.cosine is None else f"{row.cosine:.6f}",
-        _small(row.gradient_error),
-        _small(row.violation),
-        "—" if row.memory_mb is None else f"{row.memory_mb:.0f} MB",
+        text.NOTHING if row.ratio is None else f"{row.ratio:.3g}",
+        text.small(row.error),
+        text.NOTHING if row.cosine is None else f"{row.cosine:.6f}",
+        text.small(row.gradient_error),
+        text.small(row.violation),
+        text.NOTHING if row.memory_mb is None else f"{row.memory_mb:.0f} MB",
         status,
     )
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "—"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _small(value: float | None) -> str:
-    if value is None:
-        return "—"
-    return "0" if value == 0 else f"{value:.1e}"
 
 
 COMPACT = ("system", "time", "× floor", "error of x", "gradient error", "status")
@@ -229,26 +234,26 @@ def write_files(
     (folder / "bench.md").write_text(_markdown(rows, about), encoding="utf-8")
 
 
+def machine_text(machine: dict[str, Any]) -> str:
+    """The machine of a run in one sentence's part."""
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, torch {machine['versions']['torch']} with "
+        f"{machine['torch_threads']} threads" + (f", {machine['gpu']}" if machine["gpu"] else "")
+    )
+
+
 def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> str:
-    machine = about["machine"]
     lines = [
         f"`{about['command']}`",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, torch {machine['versions']['torch']} with "
-        f"{machine['torch_threads']} threads"
-        + (f", {machine['gpu']}" if machine["gpu"] else "")
-        + f"; {about['dtype']} on {about['device']}. One forward and one backward pass a call.",
+        f"{machine_text(about['machine'])}; {about['dtype']} on {about['device']}. "
+        "One forward and one backward pass a call.",
     ]
     for title, group in groups_of(rows):
-        lines += ["", f"### {title}", "", _line(HEADER), _line("---" for _ in HEADER)]
-        lines += [_line(_texts(row)) for row in group]
+        lines += ["", f"### {title}", ""]
+        lines += text.markdown_table(HEADER, [_texts(row) for row in group])
     lines += ["", "### Settings", ""]
     for name in dict.fromkeys(row.system for row in rows):
-        texts = [r.settings for r in rows if r.system == name and r.settings]
-        for text in dict.fromkeys(texts):
-            lines.append(f"- {name}: {text}")
+        found = [r.settings for r in rows if r.system == name and r.settings]
+        lines += [f"- {name}: {settings}" for settings in dict.fromkeys(found)]
     return "\n".join(lines) + "\n"
-
-
-def _line(texts: Iterable[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "/") for text in texts) + " |"

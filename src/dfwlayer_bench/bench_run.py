@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from dfwlayer_bench.baselines import SYSTEMS
-from dfwlayer_bench.baselines.base import Answer, Ready, timed
+from dfwlayer_bench.baselines.base import Ready, timed
 from dfwlayer_bench.baselines.reference import Reference, solve_reference
+from dfwlayer_bench.bench_measure import cosine, relative
 from dfwlayer_bench.bench_probe import Probe, probe
+from dfwlayer_bench.bench_progress import Report
 from dfwlayer_bench.bench_store import Cell, Store
+from dfwlayer_bench.bench_systems import find
 from dfwlayer_bench.families import Instance, make
 
-__all__ = ["Plan", "run_plan", "saved_cells"]
+__all__ = ["Plan", "identity_of", "run_plan", "saved_cells"]
 
 WARM_CALLS, WARM_SECONDS = 3, 1.0
 SHORT = 0.2  # seconds; a call shorter than this is preceded by an untimed one, to be warm
@@ -39,6 +43,7 @@ class Plan:
     time_limit: float
     memory: bool
     threads: int | None
+    answers: bool = False  # keep x and the gradient of every cell
 
     def groups(self) -> list[tuple[str, int, int]]:
         """(family, n, trial), small problems first."""
@@ -49,8 +54,24 @@ class Plan:
             for trial in range(self.trials)
         ]
 
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return len(self.groups()) * len(self.systems)
 
-Report = Callable[[str, int], None]  # what goes on, and how many cells were finished by it
+
+def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
+    """What all cells of a folder must have in common."""
+    return {
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "seed": plan.seed,
+        "functional": plan.functional,
+        "cpu": machine["cpu"],
+        "cores": machine["cores"],
+        "torch": machine["versions"]["torch"],
+        "dfwlayer": machine["versions"]["dfwlayer"],
+    }
 
 
 def run_plan(plan: Plan, store: Store, report: Report) -> list[Cell]:
@@ -82,11 +103,13 @@ def saved_cells(plan: Plan, store: Store) -> list[Cell]:
 def _start(plan: Plan, store: Store, family: str, n: int, trial: int, name: str) -> Cell:
     """The cell as saved where that still holds, otherwise a new one."""
     seed = plan.seed + 100 * trial
-    system = SYSTEMS[name]
+    system = find(name)
     cell = Cell(family, n, trial, seed, name, versions=system.versions())
     cell.time_limit = plan.time_limit
     saved = store.load(cell)
     if saved is None or saved.status == "missing" or saved.versions != cell.versions:
+        return cell
+    if plan.answers and saved.status == "ok" and store.answer(saved) is None:
         return cell
     if saved.status == "time limit" and (saved.time_limit or 0) < plan.time_limit:
         return cell
@@ -112,31 +135,29 @@ def _run_group(
     report: Report,
 ) -> None:
     """All systems on one problem: prepare each, then take turns until all are done."""
-    problem: Instance | None = None
-    reference: Reference | None = None
+    posed: tuple[Instance, Reference] | None = None
+    unsolved = ""  # why there is no reference to measure against
     running: list[tuple[Cell, Ready]] = []
     for cell in cells:
         where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
         report(f"{where}, first call", 0)
         ready: Ready | None = None
         if _admit(plan, cell, probes):
-            if problem is None or reference is None:
-                problem = make(
-                    cell.family,
-                    cell.n,
-                    cell.seed,
-                    dtype=getattr(torch, plan.dtype),
-                    device=plan.device,
-                    functional=plan.functional,
-                )
-                reference = solve_reference(problem)
-            ready = _first_call(plan, cell, problem, reference)
+            if posed is None and not unsolved:
+                try:
+                    posed = _problem(plan, cell)
+                except RuntimeError as error:
+                    unsolved = f"{error}"[:300]
+            if posed is None:
+                cell.status, cell.detail = "failed", unsolved
+            else:
+                ready = _first_call(plan, store, cell, *posed)
         store.save(cell)
         if ready is None:
             report(where, 1)
         else:
             running.append((cell, ready))
-    if problem is None:
+    if posed is None:
         return
     turn = 0
     while running:
@@ -145,7 +166,7 @@ def _run_group(
         for cell, ready in running[shift:] + running[:shift]:
             where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
             report(f"{where}, {len(cell.seconds) + 1} of {plan.repeats}", 0)
-            _one_turn(cell, ready, problem)
+            _one_turn(cell, ready, posed[0])
             store.save(cell)
             if _done(cell, plan):
                 report(where, 1)
@@ -153,9 +174,21 @@ def _run_group(
         turn += 1
 
 
+def _problem(plan: Plan, cell: Cell) -> tuple[Instance, Reference]:
+    problem = make(
+        cell.family,
+        cell.n,
+        cell.seed,
+        dtype=getattr(torch, plan.dtype),
+        device=plan.device,
+        functional=plan.functional,
+    )
+    return problem, solve_reference(problem)
+
+
 def _admit(plan: Plan, cell: Cell, probes: dict[tuple[str, int, str], Probe]) -> bool:
     """Whether the system can run here at all; writes the reason into the cell if not."""
-    system = SYSTEMS[cell.system]
+    system = find(cell.system)
     missing = system.missing()
     if missing:
         cell.status = "missing"
@@ -187,11 +220,13 @@ def _admit(plan: Plan, cell: Cell, probes: dict[tuple[str, int, str], Probe]) ->
     return True
 
 
-def _first_call(plan: Plan, cell: Cell, problem: Instance, reference: Reference) -> Ready | None:
+def _first_call(
+    plan: Plan, store: Store, cell: Cell, problem: Instance, reference: Reference
+) -> Ready | None:
     """Prepare, call until warm, and measure the answer; None if that did not work out."""
     try:
         start = time.perf_counter()
-        ready = SYSTEMS[cell.system].prepare(problem)
+        ready = find(cell.system).prepare(problem)
         cell.build_seconds = time.perf_counter() - start
         cell.settings = dict(ready.settings)
         answer, seconds = timed(ready, problem.device)
@@ -207,8 +242,17 @@ def _first_call(plan: Plan, cell: Cell, problem: Instance, reference: Reference)
         # whatever a rival raises is its result
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
         return None
-    _measure(cell, answer, problem, reference)
-    return ready if cell.status == "ok" else None
+    x, gradient = (
+        tensor.detach().to(device="cpu", dtype=torch.float64)
+        for tensor in (answer.x, answer.gradient)
+    )
+    cell.detail = answer.note
+    _measure(cell, x, gradient, problem, reference)
+    if cell.status != "ok":
+        return None
+    if plan.answers:
+        store.save_answer(cell, x.numpy(), gradient.numpy())
+    return ready
 
 
 def _one_turn(cell: Cell, ready: Ready, problem: Instance) -> None:
@@ -222,29 +266,21 @@ def _one_turn(cell: Cell, ready: Ready, problem: Instance) -> None:
     cell.seconds.append(seconds)
 
 
-def _measure(cell: Cell, answer: Answer, problem: Instance, reference: Reference) -> None:
+def _measure(
+    cell: Cell, x: Tensor, gradient: Tensor, problem: Instance, reference: Reference
+) -> None:
     """Compare with the reference, in float64 on the CPU."""
-    x, gradient = (
-        tensor.detach().to(device="cpu", dtype=torch.float64)
-        for tensor in (answer.x, answer.gradient)
-    )
     cell.constraint_active = reference.active
-    cell.detail = answer.note
+    cell.radius = float(problem.t)
     if not bool(torch.isfinite(x).all() and torch.isfinite(gradient).all()):
         cell.status, cell.detail = "failed", "x or the gradient is not finite"
         return
     cell.status = "ok"
-    if not SYSTEMS[cell.system].solves:
+    if not find(cell.system).solves:
         return
     exact = problem.to(torch.float64)
-    cell.error = _relative(x, reference.x)
-    cell.gradient_error = _relative(gradient, reference.gradient)
-    both = float(gradient.norm() * reference.gradient.norm())
-    cell.cosine = float(gradient @ reference.gradient) / both if both > 0 else None
+    cell.error = relative(x, reference.x)
+    cell.gradient_error = relative(gradient, reference.gradient)
+    cell.cosine = cosine(gradient, reference.gradient)
     radius = float(exact.t)
     cell.violation = max(0.0, float((exact.w * x).abs().sum()) - radius) / radius
-
-
-def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
-    size = float(exact.norm())
-    return float((found - exact).norm()) / (size if size > 0 else 1.0)

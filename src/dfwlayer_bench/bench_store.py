@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["Cell", "Store", "StoreError"]
 
-CELLS = "cells"
+CELLS, ANSWERS = "cells", "answers"
 RUN = "run.json"
+Vector = NDArray[np.floating[Any]]
 
 
 class StoreError(Exception):
@@ -41,6 +48,7 @@ class Cell:
     violation: float | None = None  # max(0, ‖w∘x‖₁ − t) / t
     memory_mb: float | None = None
     constraint_active: bool | None = None
+    radius: float | None = None  # t
     time_limit: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -60,8 +68,10 @@ class Store:
         """Make the folder usable for a run, or raise `StoreError` before any work."""
         cells = self.folder / CELLS
         try:
-            if fresh and cells.is_dir():
-                shutil.rmtree(cells)
+            if fresh:
+                for name in (CELLS, ANSWERS):
+                    if (self.folder / name).is_dir():
+                        shutil.rmtree(self.folder / name)
                 (self.folder / RUN).unlink(missing_ok=True)
             cells.mkdir(parents=True, exist_ok=True)
             probe = cells / ".probe"
@@ -85,7 +95,7 @@ class Store:
 
     def load(self, cell: Cell) -> Cell | None:
         """What was saved for this cell, None if nothing usable was."""
-        found = self._read(self.folder / CELLS / f"{cell.key}.json")
+        found = self.read(cell.key)
         names = {item.name for item in fields(Cell)}
         if found is None or not set(found) <= names:
             return None
@@ -94,7 +104,31 @@ class Store:
 
     def save(self, cell: Cell) -> None:
         """Write a cell."""
-        self._write(self.folder / CELLS / f"{cell.key}.json", asdict(cell))
+        self.write(cell.key, asdict(cell))
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        """What was written under this key, None if nothing that can be read."""
+        return self._read(self.folder / CELLS / f"{key}.json")
+
+    def write(self, key: str, content: dict[str, Any]) -> None:
+        """Keep something under this key."""
+        self._write(self.folder / CELLS / f"{key}.json", content)
+
+    def save_answer(self, cell: Cell, x: Vector, gradient: Vector) -> None:
+        """Keep the vectors a cell found, to compare systems with each other."""
+        path = self.folder / ANSWERS / f"{cell.key}.npz"
+        with self._saving(path) as draft:
+            path.parent.mkdir(exist_ok=True)
+            with draft.open("wb") as file:
+                np.savez(file, x=x, gradient=gradient)
+
+    def answer(self, cell: Cell) -> tuple[Vector, Vector] | None:
+        """x and the gradient of a cell, None if they were not kept."""
+        try:
+            with np.load(self.folder / ANSWERS / f"{cell.key}.npz") as found:
+                return found["x"], found["gradient"]
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -104,9 +138,15 @@ class Store:
         return content if isinstance(content, dict) else None
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
+        with self._saving(path) as draft:
+            draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    @contextmanager
+    def _saving(self, path: Path) -> Iterator[Path]:
+        """A draft to write to, which takes the place of the file once it is whole."""
         draft = path.with_suffix(".tmp")
         try:
-            draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            yield draft
             draft.replace(path)
         except OSError as error:
             raise StoreError(
