@@ -7,6 +7,7 @@ from dfwlayer_bench.baselines import (
     cvxpylayers_peer,
     floor,
     jaxopt_peer,
+    optnet_peer,
     ours,
     qplayer,
 )
@@ -42,6 +43,7 @@ SYSTEMS: dict[str, System] = {
             altdiff_peer.prepare_reverse,
             devices=_BOTH,
         ),
+        System("optnet", "OptNet", optnet_peer.prepare_optnet, devices=_BOTH),
         System("jaxopt", "jaxopt", jaxopt_peer.prepare_jaxopt, ("jaxopt", "jax")),
         System("qplayer", "QPLayer (proxsuite)", qplayer.prepare_qplayer, ("proxsuite",)),
         System("diffcp", "cvxpylayers, DIFFCP", cvxpylayers_peer.prepare_diffcp, _CVXPY),
