@@ -12,8 +12,6 @@ from dfwlayer_bench.baselines.reference import solve_reference
 from dfwlayer_bench.families import FAMILIES, make
 from helpers import DEVICES
 
-cp = pytest.importorskip("cvxpy")
-
 SHAPES = ((4, 3, 0), (5, 12, 0), (6, 4, 2), (8, 20, 3))  # d, m, k
 
 
@@ -33,6 +31,7 @@ def program(d, m, k, seed=0, *, slack=1.0, push=3.0):
 
 def clarabel(Q, c, G, h, A, b):
     """The solution by an interior-point method that shares nothing with ours."""
+    cp = pytest.importorskip("cvxpy")
     z = cp.Variable(len(c))
     objective = 0.5 * cp.quad_form(z, cp.psd_wrap(Q.numpy())) + c.numpy() @ z
     constraints = [G.numpy() @ z <= h.numpy()]

@@ -31,7 +31,7 @@ from dfwlayer_bench.baselines.optnet_programs import Ball, Dense, Program, Solve
 
 __all__ = ["OptNet", "OptNetQP"]
 
-TOL = {torch.float32: 1e-6, torch.float64: 1e-8}
+TOL = {torch.float32: 3e-7, torch.float64: 1e-8}
 PATIENCE = 4  # steps without progress before the rounding floor is taken to be reached
 FAINT = 1e-3  # of the largest size seen, below which a size is not believed
 BOLDEST = 0.999  # of the way to the boundary, while the gap is large
@@ -146,7 +146,7 @@ class OptNetQP(nn.Module):
     """The generic layer: z*(Q, c, G, h, A, b), one problem or a batch.
 
     Args:
-        tol: Largest relative residual; the relative gap is brought below tol². None takes 1e-6
+        tol: Largest relative residual; the relative gap is brought below tol². None takes 3e-7
             in float32 and 1e-8 in float64. Rounding may end the steps before.
         max_steps: Most steps.
 
