@@ -3,116 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dfwlayer_bench.baselines import FLOOR
+from dfwlayer_bench.bench_figure import Curve, Panel, save_figure
 from dfwlayer_bench.bench_report import Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from dfwlayer_bench.bench_systems import look_of_system
 
 __all__ = ["write_plots"]
 
-COLOURS = (
-    "#000000",
-    "#d62728",
-    "#ff9896",
-    "#2ca02c",
-    "#98df8a",
-    "#9467bd",
-    "#8c564b",
-    "#1f77b4",
-    "#aec7e8",
-    "#17becf",
-)
-MARKERS = "osDv^<>PXd"
+LEAST_ERROR = 1e-17  # where an error of 0 is drawn
 
 
 def write_plots(folder: Path, rows: Sequence[Row]) -> list[Path]:
     """Draw what there is; returns the files written."""
-    from matplotlib.figure import Figure
-
     timed = [row for row in rows if row.seconds is not None]
-    if not timed:
-        return []
     families = list(dict.fromkeys(row.family for row in timed))
-    systems = list(dict.fromkeys(row.system for row in rows))
     written: list[Path] = []
-    for name, draw in (("time", _times), ("error", _errors)):
-        figure = Figure(figsize=(1.5 + 3.6 * len(families), 4.4), layout="constrained")
-        panels = figure.subplots(1, len(families), squeeze=False, sharey=True)[0]
-        for family, axes in zip(families, panels, strict=True):
-            draw(axes, [row for row in timed if row.family == family], systems)
-            axes.set_title(family)
-            axes.grid(visible=True, which="major", alpha=0.3)
-        _legend(figure, list(panels))
-        for kind in ("png", "svg"):
-            path = folder / f"{name}.{kind}"
-            figure.savefig(path, dpi=160)
-            written.append(path)
+    for name, panel_of in (("time", _times), ("error", _errors)):
+        panels = [panel_of(family, [r for r in timed if r.family == family]) for family in families]
+        if panels:
+            written += save_figure(folder, name, panels, across=True, panel_size=(3.9, 4.0))
     return written
 
 
-def _times(axes: Axes, rows: list[Row], systems: list[str]) -> None:
-    for index, name in enumerate(systems):
-        own = sorted((row for row in rows if row.system == name), key=lambda row: row.n)
-        if not own:
-            continue
-        sizes = [row.n for row in own]
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.plot(
-            sizes,
-            [row.seconds or 0 for row in own],
-            color=colour,
-            marker=marker,
-            markersize=5,
-            linestyle="--" if name == "floor" else "-",
-            label=own[0].label,
+def _times(family: str, rows: list[Row]) -> Panel:
+    curves = []
+    for name, own in _by_system(rows):
+        look = look_of_system(name)
+        curves.append(
+            Curve(
+                own[0].label,
+                [row.n for row in own],
+                [row.seconds for row in own],
+                replace(look, line="--") if name == FLOOR else look,
+                [row.seconds_low for row in own],
+                [row.seconds_high for row in own],
+            )
         )
-        low = [row.seconds_low or 0 for row in own]
-        high = [row.seconds_high or 0 for row in own]
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = sorted({row.n for row in rows})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("number of variables n")
-    axes.set_ylabel("forward + backward (s), median and IQR")
-    axes.label_outer()
-
-
-def _errors(axes: Axes, rows: list[Row], systems: list[str]) -> None:
-    for index, name in enumerate(systems):
-        own = [row for row in rows if row.system == name and row.error is not None]
-        if not own:
-            continue
-        own.sort(key=lambda row: row.n)
-        axes.plot(
-            [row.seconds or 0 for row in own],
-            [max(row.error or 0, 1e-17) for row in own],
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=6,
-            linewidth=0.6,
-            alpha=0.9,
-            label=own[0].label,
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("forward + backward (s)")
-    axes.set_ylabel("relative error of x")
-    axes.label_outer()
-
-
-def _legend(figure: Figure, panels: list[Axes]) -> None:
-    """One legend for all panels: a system may be missing from some of them."""
-    found = {}
-    for axes in panels:
-        handles, labels = axes.get_legend_handles_labels()
-        found.update(dict(zip(labels, handles, strict=True)))
-    columns = min(4, len(found)) or 1
-    figure.legend(
-        list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8
+    return Panel(
+        "number of variables n",
+        "forward + backward (s), median and IQR",
+        curves,
+        title=family,
+        x_log=True,
+        y_log=True,
+        ticks={n: str(n) for n in sorted({row.n for row in rows})},
     )
+
+
+def _errors(family: str, rows: list[Row]) -> Panel:
+    curves = [
+        Curve(
+            own[0].label,
+            [row.seconds or 0 for row in own],
+            [max(row.error or 0, LEAST_ERROR) for row in own],
+            replace(look_of_system(name), width=0.6),
+        )
+        for name, own in _by_system([row for row in rows if row.error is not None])
+    ]
+    return Panel(
+        "forward + backward (s)",
+        "relative error of x",
+        curves,
+        title=family,
+        x_log=True,
+        y_log=True,
+    )
+
+
+def _by_system(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    names = dict.fromkeys(row.system for row in rows)
+    return [(n, sorted((r for r in rows if r.system == n), key=lambda r: r.n)) for n in names]

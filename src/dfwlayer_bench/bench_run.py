@@ -107,7 +107,7 @@ def _start(plan: Plan, store: Store, family: str, n: int, trial: int, name: str)
     cell = Cell(family, n, trial, seed, name, versions=system.versions())
     cell.time_limit = plan.time_limit
     saved = store.load(cell)
-    if saved is None or saved.status == "missing" or saved.versions != cell.versions:
+    if saved is None or saved.versions != cell.versions:  # what was missing may be there now
         return cell
     if plan.answers and saved.status == "ok" and store.answer(saved) is None:
         return cell

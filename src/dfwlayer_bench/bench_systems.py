@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dfwlayer_bench.baselines import SYSTEMS, System
+from dfwlayer_bench.bench_figure import Look, look_of
 from dfwlayer_bench.reproduce_systems import PAPER_SYSTEMS
 
-__all__ = ["find", "label_of"]
+__all__ = ["find", "label_of", "look_of_system"]
 
 
 def find(name: str) -> System:
@@ -15,5 +16,10 @@ def find(name: str) -> System:
 
 def label_of(name: str) -> str:
     """What tables and figures print for it; the name itself if nothing is known of it."""
-    known = name in SYSTEMS or name in PAPER_SYSTEMS
-    return find(name).label if known else name
+    return find(name).label if name in {**SYSTEMS, **PAPER_SYSTEMS} else name
+
+
+def look_of_system(name: str) -> Look:
+    """A system looks the same in every figure, whichever others are in it."""
+    names = [*SYSTEMS, *PAPER_SYSTEMS]
+    return look_of(names.index(name) if name in names else len(names))

@@ -39,6 +39,7 @@ def build_app() -> "typer.Typer":
     from dfwlayer_bench.bench import bench
     from dfwlayer_bench.bench_options import ListCommand
     from dfwlayer_bench.demo import demo
+    from dfwlayer_bench.reproduce import reproduce_app
 
     app = typer.Typer(
         name="dfw",
@@ -62,6 +63,7 @@ def build_app() -> "typer.Typer":
 
     app.command()(demo)
     app.command(cls=ListCommand)(bench)
+    app.add_typer(reproduce_app(), name="reproduce")
     return app
 
 
