@@ -8,6 +8,7 @@ import torch
 
 from dfwlayer_bench.baselines.altdiff import AltDiff
 from dfwlayer_bench.baselines.optnet import OptNet, OptNetQP
+from dfwlayer_bench.baselines.optnet_programs import Ball, Dense
 from dfwlayer_bench.baselines.reference import solve_reference
 from dfwlayer_bench.families import FAMILIES, make
 from helpers import DEVICES
@@ -55,8 +56,40 @@ def factor(P):
     return torch.linalg.cholesky(P)
 
 
+def ball_rows(w):
+    """G of ±x ≤ y, ⟨w, y⟩ ≤ t."""
+    eye = torch.eye(len(w), dtype=w.dtype)
+    bottom = torch.cat([torch.zeros_like(w), w]).unsqueeze(0)
+    return torch.cat([torch.cat([eye, -eye], 1), torch.cat([-eye, -eye], 1), bottom])
+
+
 def leaves(*tensors):
     return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+@pytest.mark.parametrize("kind", ["dense", "ball"])
+def test_the_eliminations_solve_the_newton_system(kind):
+    generator = torch.Generator().manual_seed(3)
+    if kind == "dense":
+        Q, c, G, h, A, b = program(5, 7, 2)
+        qp = Dense(Q, c.expand(2, -1), G, h.expand(2, -1), A, b.expand(2, -1))
+    else:
+        p = make("active", 4, 1)
+        qp = Ball(p.P, p.q.expand(2, -1), p.w.expand(2, -1), p.t.expand(2, 1))
+        Q = torch.block_diag(p.P, torch.zeros_like(p.P))
+        G, A = ball_rows(p.w), Q[:0]
+    d, m, k = len(Q), len(G), len(A)
+    E = torch.logspace(-6, 6, m, dtype=torch.float64)[torch.randperm(m, generator=generator)]
+    E = torch.stack([E, torch.ones_like(E)])
+    rhs = torch.randn(2, d + m + k, generator=generator, dtype=torch.float64)
+    found = torch.cat(qp.eliminate()(E)(*rhs.split([d, m, k], -1)), -1)
+    for i in range(2):
+        top = torch.cat([Q, G.mT, A.mT], 1)
+        middle = torch.cat([G, -E[i].diag(), torch.zeros(m, k, dtype=torch.float64)], 1)
+        bottom = torch.cat([A, torch.zeros(k, m + k, dtype=torch.float64)], 1)
+        exact = torch.linalg.solve(torch.cat([top, middle, bottom]), rhs[i])
+        assert relative(found[i], exact) < 1e-8
+        assert torch.allclose(found[i], exact, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -201,6 +234,19 @@ def test_a_shared_argument_is_its_copies_with_the_gradients_summed(shared):
     assert torch.allclose(found, expected.sum(0), atol=1e-9)
 
 
+def test_a_problem_stops_where_it_would_alone():
+    problems = [program(6, 9, 2, seed) for seed in range(6)]
+    layer, steps, errors = OptNetQP(tol=0.1), [], []
+    z = layer(*(torch.stack(tensors) for tensors in zip(*problems, strict=True)))
+    for i, problem in enumerate(problems):
+        alone = layer(*problem)
+        assert torch.allclose(z[i], alone, rtol=1e-9)
+        steps.append(layer.steps)
+        errors.append(relative(alone, OptNetQP()(*problem)))
+    assert errors[steps.index(min(steps))] > 1e-6  # one more step would show
+    assert min(steps) < max(steps)
+
+
 def test_one_hard_problem_does_not_change_the_others():
     Q, c, G, h, _, _ = program(5, 6, 0)
     against = torch.cat([G[:3], -G[:3]])  # with these bounds infeasible
@@ -248,9 +294,7 @@ def test_the_ball_and_alt_diff_have_the_same_gradients():
 
 def test_the_eliminated_ball_is_the_same_program_as_its_dense_rows():
     problem = make("active", 6, 100)
-    n, eye = problem.n, torch.eye(problem.n, dtype=torch.float64)
-    bottom = torch.cat([torch.zeros_like(problem.w), problem.w]).unsqueeze(0)
-    G = torch.cat([torch.cat([eye, -eye], 1), torch.cat([-eye, -eye], 1), bottom])
+    n, G = problem.n, ball_rows(problem.w)
     h = torch.cat([torch.zeros(2 * n, dtype=torch.float64), problem.t.reshape(1)])
     Q = 1e-9 * torch.eye(2 * n, dtype=torch.float64)  # y has no curvature of its own
     Q[:n, :n] = problem.P
