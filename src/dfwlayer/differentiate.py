@@ -18,12 +18,13 @@ __all__ = ["MODES", "implicit", "unroll"]
 def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     """Run the method under autograd: exact for the steps taken, memory O(steps · n)."""
     outcome = method.run(problem, x, settings)
-    if settings.max_steps == 0 or len(x) == 0:  # no step was taken; zero is still a gradient
+    x = problem.constraint.retract(outcome.x)
+    if settings.max_steps == 0 or x.numel() == 0:  # no step was taken; zero is still a gradient
         gradient = problem.objective.gradient(x)
         soft = problem.constraint.soft_vertex(gradient, settings.temperature(0))
         never = torch.zeros_like(gradient, dtype=torch.bool)
-        return outcome._replace(x=outcome.x + torch.where(never, gradient + soft, 0))
-    return outcome
+        x = x + torch.where(never, gradient + soft, 0)
+    return outcome._replace(x=x)
 
 
 def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
@@ -40,14 +41,15 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
     """
     with torch.no_grad():
         outcome = method.run(problem, x, settings)
-    if not torch.is_grad_enabled():
-        return outcome
     x = problem.constraint.retract(outcome.x)
-    with torch.no_grad():
-        value, gradient = problem.objective.value_and_gradient(x)
-    scale = value.abs() + dot(gradient, x).abs()
-    face = problem.constraint.face(x, gradient, scale)
-    residual = problem.objective.gradient(x) + face.force()
+    if not torch.is_grad_enabled():
+        return outcome._replace(x=x)
+    value, gradient = problem.objective.value_and_gradient(x)
+    outcome = outcome._replace(value=value.detach(), gradient=gradient.detach())
+    assert outcome.value is not None and outcome.gradient is not None
+    scale = outcome.value.abs() + dot(outcome.gradient, x).abs()
+    face = problem.constraint.face(x, outcome.gradient, scale)
+    residual = gradient + face.force()
     system = FaceSystem(problem.objective, face, x)
     move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), system)  # type: ignore[no-untyped-call]
     return outcome._replace(x=x + move)
@@ -68,14 +70,16 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
         step = system.solve(v, tol=torch.finfo(v.dtype).eps, max_steps=2 * v.shape[-1] + 20)
-        product = system.hessian(step.u)
-        nu = system.multiplier(v - product)
+        if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
+            return where_rows(torch.isfinite(step.u.sum(-1)), -step.u, 0), None, None, None
+        rest = v - system.hessian(step.u)
+        nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        sound = torch.isfinite(step.u.sum(-1) + nu + product.sum(-1))
-        pinned = torch.where(system.face.free, 0, v - product)
+        sound = torch.isfinite(rest.sum(-1) + nu)
+        pinned = torch.where(system.face.free, 0, rest)
         return (
             where_rows(sound, -step.u, 0),
             torch.where(sound, -nu, 0),

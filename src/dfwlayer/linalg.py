@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["conjugate_gradient", "dot", "norm", "scaled_norm", "where_rows"]
+__all__ = [
+    "Mask",
+    "Scalar",
+    "any_row",
+    "as_rows",
+    "axpy",
+    "conjugate_gradient",
+    "dot",
+    "fill",
+    "inner",
+    "maximum",
+    "minimum",
+    "norm",
+    "number",
+    "ratio",
+    "root",
+    "scaled_norm",
+    "select",
+    "select_mask",
+    "where_rows",
+]
+
+# A number for each problem, for vectors (..., n) of shape (..., 1). For a single problem on the
+# CPU, with vectors (n,), it is a plain float: there a tensor operation costs more than the
+# arithmetic, and an inner loop has many of them.
+Scalar = Tensor | float
+Mask = Tensor | bool
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:  # (..., n), (..., n) -> (...)
@@ -22,77 +50,178 @@ def norm(a: Tensor) -> Tensor:  # (..., n) -> (...)
 
 def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
     """‖a‖_p of each row, free of overflow and underflow: m · ‖a/m‖_p with m = max |a|."""
-    largest = a.abs().amax(-1)
+    size = a.abs()
+    largest = size.amax(-1)
     if p == torch.inf:
         return largest
+    if p == 1:
+        return size.sum(-1)
     scale = torch.where(largest > 0, largest, 1).unsqueeze(-1)
-    return largest * ((a / scale).abs() ** p).sum(-1) ** (1 / p)
+    return largest * ((size / scale) ** p).sum(-1) ** (1 / p)
 
 
-def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (B,), (B, n) -> (B, n)
+def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
     """Rows of a where the mask holds, rows of b elsewhere."""
     return torch.where(mask.unsqueeze(-1), a, b)
 
 
+def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per row
+    """⟨a, b⟩ as a number for each problem."""
+    if a.dim() == 1 and a.device.type == "cpu":
+        product: float = torch.dot(a, b).item()
+        return product
+    products: Tensor = torch.linalg.vecdot(a, b)
+    return products.unsqueeze(-1)
+
+
+def number(rows: Tensor) -> Scalar:  # (...) -> number per row
+    """A tensor with one entry for each problem as a number for each problem."""
+    if rows.dim() == 0 and rows.device.type == "cpu":
+        value: float = rows.item()
+        return value
+    return rows.unsqueeze(-1)
+
+
+def fill(value: float, like: Scalar) -> Scalar:
+    """The same number for each problem."""
+    return torch.full_like(like, value) if isinstance(like, Tensor) else value
+
+
+def axpy(x: Tensor, factor: Scalar, d: Tensor) -> Tensor:
+    """x + factor · d."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(x, factor, d)
+    try:
+        return torch.add(x, d, alpha=factor)
+    except RuntimeError:  # beyond the range of the dtype
+        return x + d * factor
+
+
+def ratio(a: Scalar, b: Scalar, otherwise: Scalar) -> Scalar:
+    """a / b where b > 0."""
+    if isinstance(b, Tensor):
+        return torch.where(b > 0, a / b, otherwise)
+    return a / b if b > 0 else otherwise
+
+
+def root(square: Scalar) -> Scalar:
+    """The square root; of rounding below zero, zero."""
+    if isinstance(square, Tensor):
+        return square.clamp_min(0).sqrt()
+    return math.sqrt(square) if square > 0 else 0.0
+
+
+def select(mask: Mask, a: Scalar, b: Scalar) -> Scalar:
+    """a where the mask holds, b elsewhere."""
+    if isinstance(mask, Tensor):
+        return torch.where(mask, a, b)
+    return a if mask else b
+
+
+def select_mask(mask: Mask, a: Mask, b: Mask) -> Mask:
+    """The same of masks."""
+    return select(mask, a, b)  # type: ignore[return-value]
+
+
+def maximum(a: Scalar, b: Scalar) -> Scalar:
+    """The larger one."""
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+    return b.clamp_min(a) if isinstance(b, Tensor) else max(a, b)
+
+
+def any_row(mask: Mask) -> bool:
+    """Whether the mask holds for some problem; makes a GPU wait."""
+    return bool(mask.any()) if isinstance(mask, Tensor) else mask
+
+
+def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per row -> (...)
+    """A number for each problem as a tensor."""
+    if isinstance(each, Tensor):
+        return each.squeeze(-1).to(dtype)
+    return torch.tensor(each, dtype=dtype)
+
+
+def minimum(a: Scalar, b: Scalar) -> Scalar:
+    """The smaller one."""
+    return -maximum(-a, -b)
+
+
+class Krylov(NamedTuple):
+    """What conjugate gradients found."""
+
+    u: Tensor  # (..., n)
+    flat: Mask  # a descent direction without curvature was met: the model has no minimum
+    steps: Scalar  # products each row took
+    steepest: Scalar  # largest and
+    flattest: Scalar  # least Rayleigh quotient met, in the preconditioner's norm
+
+
 def conjugate_gradient(
     matvec: Callable[[Tensor], Tensor],
-    rhs: Tensor,  # (B, n)
+    rhs: Tensor,  # (..., n)
     *,
     tol: float,
     max_steps: int | Tensor,
-    precondition: Callable[[Tensor], Tensor] = lambda r: r,
-    clean: Callable[[Tensor], Tensor] = lambda r: r,
-    stop: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    clean: Callable[[Tensor], Tensor] | None = None,
+    precondition: Callable[[Tensor], Tensor] | None = None,
+    stop: Callable[[Tensor], Mask] | None = None,
+    ask: int = 8,
+    floor: Scalar = 0.0,
+) -> Krylov:
     """Solve the positive semi-definite systems matvec(u) = rhs to ‖residual‖ ≤ tol · ‖rhs‖.
 
-    The norm is the preconditioner's. A preconditioner that projects keeps u in its range, and
-    the system is then the one restricted to that subspace; ``clean`` should then remove from a
-    residual what the preconditioner annihilates, which would otherwise swamp the rest with its
-    rounding. Each row stops on its own, also
-    where it meets a direction without curvature, so that a singular system gives the finite
-    solution found in its range, and where ``stop``, asked every few steps, tells from u (B, n)
-    that it has gone far enough. ``max_steps`` may be a tensor (B,), a cap for each row.
+    A residual below ``floor`` is rounding and will do as well.
 
-    Returns:
-        u (B, n); a mask (B,) of the rows that met a descent direction without curvature: there
-        the quadratic model has no minimum; and the steps (B,) each row took.
-
+    ``clean`` is the projection onto a subspace the system is restricted to, and
+    ``precondition`` maps that subspace to itself; the norm is the preconditioner's. Each row
+    stops on its own, also where it meets a direction without curvature, so that a singular
+    system gives the finite solution found in its range, and where ``stop``, asked after ``ask``
+    steps and ever more rarely then, tells from u that it has gone far enough. ``max_steps`` may
+    be a tensor (..., 1), a cap for each row.
     """
     eps = torch.finfo(rhs.dtype).eps
+    residual = rhs if clean is None else clean(rhs)
+    direction = residual if precondition is None else precondition(residual)
+    rho = inner(residual, direction)
+    target = maximum(tol * tol * rho, floor * floor)
+    going: Mask = rho > 0
+    flat: Mask = rho < 0
     u = torch.zeros_like(rhs)
-    residual = clean(rhs)
-    direction = precondition(residual)
-    rho = dot(residual, direction)
-    target = tol * tol * rho
-    active = rho > 0
-    flat = torch.zeros_like(active)
-    largest = torch.zeros_like(rho)  # the largest Rayleigh quotient seen, the scale of "flat"
+    length = rho  # ⟨direction, direction⟩ in the preconditioner's norm
+    steepest = steps = fill(0.0, rho)  # the steepest is the scale of "flat"
+    flattest = fill(torch.inf, rho)
     every = 1 if rhs.device.type == "cpu" else 8
-    steps = torch.zeros_like(active, dtype=torch.long)
-    most = max_steps if isinstance(max_steps, int) else int(max_steps.amax()) if len(u) else 0
+    most: int = (
+        max_steps if isinstance(max_steps, int) else int(max_steps.amax()) if u.numel() else 0
+    )
     for step in range(most):
-        active = active & (step < torch.as_tensor(max_steps, device=u.device))
-        if stop is not None and step % 5 == 4:
-            active = active & ~stop(u)
-        if step % every == 0 and not bool(active.any()):
+        going = going & (rho > target)
+        if isinstance(max_steps, Tensor):
+            going = going & (step < max_steps)
+        if stop is not None and step == ask:
+            ask *= 2
+            going = select_mask(stop(u), False, going)
+        if step % every == 0 and not any_row(going):
             break
-        steps = steps + active
         product = matvec(direction)
-        curvature = dot(direction, product)
-        length = dot(direction, direction)
-        rayleigh = curvature / torch.where(length > 0, length, 1)
-        largest = torch.maximum(largest, rayleigh.abs())
-        without = active & ~(rayleigh > eps * largest)
-        flat = flat | without
-        active = active & ~without
-        alpha = torch.where(active, rho / torch.where(active, curvature, 1), 0).unsqueeze(-1)
-        u = u + alpha * direction
-        residual = clean(residual - alpha * product)
-        conditioned = precondition(residual)
-        next_rho = torch.where(active, dot(residual, conditioned), rho)
-        beta = torch.where(active, next_rho / torch.where(rho > 0, rho, 1), 0)
-        direction = conditioned + beta.unsqueeze(-1) * direction
-        rho = next_rho
-        active = active & (rho > target)
-    return u, flat, steps
+        curvature = inner(direction, product)
+        quotient = ratio(curvature, length, 0.0)
+        steepest = maximum(steepest, abs(quotient))
+        least = eps * steepest * length
+        flattest = select(going, minimum(flattest, quotient), flattest)
+        steps = steps + going
+        flat = flat | (going & (curvature <= least))
+        going = going & (curvature > least)
+        alpha = select(going, ratio(rho, curvature, 0.0), 0.0)
+        u = axpy(u, alpha, direction)
+        residual = axpy(residual, -alpha, product)
+        if clean is not None:  # what is left of the other directions would swamp a small residual
+            residual = clean(residual)
+        conditioned = residual if precondition is None else precondition(residual)
+        following = inner(residual, conditioned)
+        beta = ratio(following, rho, 0.0)
+        direction = axpy(conditioned, beta, direction)
+        length = following + beta * beta * length
+        rho = following
+    return Krylov(u, flat, steps, steepest, flattest)

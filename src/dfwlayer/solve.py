@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate import MODES
-from dfwlayer.linalg import conjugate_gradient, dot, where_rows
+from dfwlayer.linalg import as_rows, conjugate_gradient, dot, where_rows
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Problem, Settings, gap_of
 from dfwlayer.objectives.base import Objective, common_batch
@@ -93,7 +93,7 @@ def solve(
     shape, dtype = objective.shape, objective.dtype
     sizes = objective.batch_sizes | constraint.batch_sizes(shape)
     batch = common_batch(sizes | ({} if x0 is None else _check_start(x0, objective)))
-    rows = 1 if batch is None else batch
+    lead = () if batch is None else (batch,)
     objective = objective.bind(batch)
     constraint = constraint.bind(shape, dtype, device)
     bad: Tensor | None = None
@@ -104,24 +104,24 @@ def solve(
             if flagged is not None:
                 bad = flagged if bad is None else bad | flagged
         if bad is not None:
-            bad = bad.expand(rows)
+            bad = bad.expand(lead)
             objective, constraint = objective.replace_rows(bad), constraint.replace_rows(bad)
 
-    start = _start(objective, constraint, x0, rows, math.prod(shape), verify)
+    start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
     problem = Problem(objective, constraint, constraint.unbounded())
     settings = Settings(tol, max_steps, step_size, schedule)
     outcome = MODES[mode](solver, problem, start, settings)
-    x = constraint.retract(outcome.x)
-    value, gap, status = _certify(problem, x.detach(), outcome.status, tol)
+    x, value, gradient = outcome.x, outcome.value, outcome.gradient
+    if value is None or gradient is None:
+        with torch.no_grad():
+            value, gradient = objective.value_and_gradient(x.detach())
+    gap, status = _certify(problem, x.detach(), value, gradient, outcome.status, tol)
 
     if bad is not None:
         x = where_rows(~bad, x, torch.nan)
         value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
         status = torch.where(bad, int(Status.NONFINITE), status)
-    num_steps = outcome.num_steps
-    if batch is None:
-        return Solution(x.reshape(shape), value[0], gap[0], num_steps[0], status[0])
-    return Solution(x.reshape(batch, *shape), value, gap, num_steps, status)
+    return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
 
 
 def check_settings(
@@ -181,25 +181,30 @@ def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:
 
 
 def _start(
-    objective: Objective, constraint: Constraint, x0: Tensor | None, rows: int, n: int, verify: bool
+    objective: Objective,
+    constraint: Constraint,
+    x0: Tensor | None,
+    size: tuple[int, ...],  # (n,) or (B, n)
+    verify: bool,
 ) -> Tensor:
-    """The start as rows (B, n) inside the set."""
-    blank = torch.zeros(rows, n, dtype=objective.dtype, device=objective.device)
+    """The start as a point of the set, of that size."""
+    blank = torch.zeros(size, dtype=objective.dtype, device=objective.device)
     if x0 is None:
         return constraint.start(blank)
+    n = size[-1]
     shared = x0.numel() == n
-    x0 = x0.reshape(-1, n)
+    x0 = x0.reshape(-1, n) if len(size) > 1 else x0.reshape(n)
     # a last solution may hold the NaN rows of problems that were bad; those start afresh
     usable = torch.isfinite(x0).all(-1)
     if verify and shared and not bool(usable.all()):
         raise ValueError("x0: expected finite numbers, found NaN or infinity")
-    return constraint.retract(where_rows(usable, x0, constraint.start(blank)).expand(rows, n))
+    return constraint.retract(where_rows(usable, x0, constraint.start(blank)).expand(size))
 
 
 def _certify(
-    problem: Problem, x: Tensor, status: Tensor, tol: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """f(x), the gap and the status that follows from them.
+    problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, status: Tensor, tol: float
+) -> tuple[Tensor, Tensor]:
+    """The gap, and the status that follows from it.
 
     Where coordinates F are unbounded, the certificate is that of the problem with them minimised
     out: with u = (∇²f)_FF⁻¹ g_F, minimising them lowers f by ½⟨g_F, u⟩ and changes the gradient
@@ -207,11 +212,10 @@ def _certify(
     """
     objective, constraint, unbounded = problem
     with torch.no_grad():
-        value, gradient = objective.value_and_gradient(x)
         shift = torch.zeros_like(value)
         if unbounded is not None:
             g = torch.where(unbounded, gradient, 0)
-            u, flat, _ = conjugate_gradient(
+            found = conjugate_gradient(
                 lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
                 g,
                 tol=torch.finfo(x.dtype).eps,
@@ -219,12 +223,12 @@ def _certify(
             )
             # rounding leaves a slope of this size that has no meaning along a flat direction
             noise = 64 * torch.finfo(x.dtype).eps * gradient.abs().amax(-1)
-            flat = flat & (g.abs().amax(-1) > noise)
-            shift = torch.where(flat, torch.inf, 0.5 * dot(g, u))
+            flat = as_rows(found.flat, torch.bool) & (g.abs().amax(-1) > noise)
+            shift = torch.where(flat, torch.inf, 0.5 * dot(g, found.u))
             status = torch.where(flat, int(Status.UNBOUNDED), status)
-            gradient = gradient - objective.hvp(x, u)
+            gradient = gradient - objective.hvp(x, found.u)
         gap = gap_of(constraint, x, gradient, unbounded) + shift
         proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
         open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
         status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
-    return value, gap, status
+    return gap, status

@@ -23,6 +23,10 @@ class Face(Protocol):
         """(B, n) mask of the coordinates that move with the solution."""
 
     @property
+    def bends(self) -> bool:
+        """Whether C can be other than zero."""
+
+    @property
     def normal(self) -> Tensor:
         """(B, n) a on the free coordinates, zero elsewhere and in rows where nothing is active."""
 

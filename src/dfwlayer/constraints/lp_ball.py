@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms, Face
 from dfwlayer.constraints.lp_face import lp_face
-from dfwlayer.constraints.lp_projection import project_lp
+from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.linalg import scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 
@@ -163,7 +163,7 @@ class LpBall:
         """
         if self.p > 1:
             return self.vertex(g)
-        reach, unbounded, _ = self._geometry
+        _, reach, unbounded, _ = self._geometry
         finfo = torch.finfo(g.dtype)
         scores = (reach * g).abs().clamp(max=finfo.max / 4)
         if unbounded is not None:
@@ -193,6 +193,8 @@ class LpBall:
         for _ in range(2):  # once for what is outside, once for what rounding put outside again
             size = self._size(x.detach())
             outside = size > radius
+            if outside.device.type == "cpu" and not bool(outside.any()):
+                return x
             shrink = radius / torch.where(outside, size, 1)
             shrink = torch.where(outside, shrink * (1 - torch.finfo(x.dtype).eps), 1)
             factor = shrink.unsqueeze(-1)
@@ -207,14 +209,16 @@ class LpBall:
         return torch.where(lost, 0, x)
 
     def project(self, z: Tensor) -> Tensor:
-        """See `dfwlayer.constraints.lp_projection.project_lp`."""
-        weight = self._sizes(z)
+        """See `dfwlayer.constraints.lp_projection`."""
+        if self.p == 1:
+            return project_l1(self._axis_bounds if self._bound else self._measure_axes(), z)
+        weight = self._sizes.detach().expand_as(z)
         bounded = None if self._geometry.unbounded is None else weight > 0
-        return project_lp(self.p, weight, self._radius.expand(len(z)), z, bounded)
+        return project_lp(self.p, weight, self._radius.detach().expand(z.shape[:-1]), z, bounded)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
-        reach, unbounded, _ = self._geometry
+        _, reach, unbounded, _ = self._geometry
         reach = reach.expand(*reach.shape[:-1], n)
         if self.p <= 2:
             order = torch.inf
@@ -225,11 +229,13 @@ class LpBall:
 
     def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
         """See `dfwlayer.constraints.lp_face.lp_face`."""
-        return lp_face(self.p, self._sizes(x), self._radius.expand(len(x)), x, g, scale)
+        unbounded = self._geometry.unbounded
+        return lp_face(self.p, self._sizes, self._radius, x, g, scale, unbounded)
 
-    def _sizes(self, like: Tensor) -> Tensor:
-        """|w| as (B, n)."""
-        return torch.ones_like(like) if self.weight is None else self.weight.abs().expand_as(like)
+    @property
+    def _sizes(self) -> Tensor:
+        """|w|, (1,), (n,) or (B, n)."""
+        return self._geometry.size
 
     @property
     def _radius(self) -> Tensor:
@@ -248,19 +254,40 @@ class LpBall:
     def _measure(self) -> _Geometry:
         radius = self._radius.unsqueeze(-1)
         if self.weight is None:
-            return _Geometry(radius, None, None)
+            return _Geometry(torch.ones_like(radius), radius, None, None)
         size = self.weight.abs()
         const, t = size.detach(), radius.detach()
         # dividing t by the largest number first tells overflow of t/w without meeting it
         too_far = (t / torch.finfo(size.dtype).max >= const) & (t > 0)
         unbounded = (const == 0) | too_far
         if not bool(unbounded.any()):
-            return _Geometry(radius / size, None, const.amin(-1, keepdim=True) / size)
+            return _Geometry(size, radius / size, None, const.amin(-1, keepdim=True) / size)
         reach = torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size))
         least = torch.where(unbounded, torch.inf, const).amin(-1, keepdim=True)
         least = torch.where(torch.isfinite(least), least, 1)
         pull = torch.where(unbounded, 0, least / torch.where(unbounded, 1, size))
-        return _Geometry(reach, unbounded, pull)
+        return _Geometry(size, reach, unbounded, pull)
+
+    @cached_property
+    def _axis_bounds(self) -> AxisBounds:
+        return self._measure_axes()
+
+    def _measure_axes(self) -> AxisBounds:
+        radius = self._radius.detach().unsqueeze(-1)
+        if self.weight is None:
+            one = torch.ones_like(radius)
+            return AxisBounds(one, one, one, radius, None)
+        size, unbounded = self.weight.detach().abs(), self._geometry.unbounded
+        unit = size.amax(-1, keepdim=True)
+        unit = torch.where(unit > 0, unit, 1)
+        omega = size / unit
+        tiny = torch.finfo(size.dtype).tiny
+        if unbounded is None:
+            return AxisBounds(omega, 1 / omega, (omega**2).clamp_min(tiny), radius / unit, None)
+        omega = torch.where(unbounded, 0, omega)
+        inverse = torch.where(unbounded, 0, 1 / omega)
+        square = torch.where(unbounded, 0, (omega**2).clamp_min(tiny))
+        return AxisBounds(omega, inverse, square, radius / unit, unbounded)
 
     def _pull(self, g: Tensor) -> Tensor:
         """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""
@@ -271,13 +298,14 @@ class LpBall:
         """‖w ∘ x‖_p in double precision, so that measuring does not add rounding in float32."""
         weighted = x.double()
         if self.weight is not None:
-            weighted = weighted * self.weight.detach().double()
+            weighted = weighted * self.weight.detach()
         return scaled_norm(weighted, self.p)
 
 
 class _Geometry(NamedTuple):
     """What w and t amount to, coordinate by coordinate."""
 
+    size: Tensor  # |w|, (1,), (n,) or (B, n)
     reach: Tensor  # t/|w|, (1,), (n,) or (B, n), zero where unbounded
     unbounded: Tensor | None  # mask, None if every coordinate is bounded
     pull: Tensor | None  # 1/|w| times the least |w|, zero where unbounded; None for ones

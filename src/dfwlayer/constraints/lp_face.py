@@ -7,18 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg import dot, scaled_norm
+from dfwlayer.linalg import Mask, Scalar, fill, inner, maximum, number, ratio, scaled_norm, select
 
 __all__ = ["lp_face"]
 
 
 def lp_face(
     p: float,
-    weight: Tensor,  # (B, n), not negative
-    radius: Tensor,  # (B,)
-    x: Tensor,  # (B, n)
-    g: Tensor,  # (B, n), ∇f(x)
-    scale: Tensor | None,  # (B,), size of the objective's values
+    weight: Tensor,  # (n,) or (..., n), not negative
+    radius: Tensor,  # (...)
+    x: Tensor,  # (..., n)
+    g: Tensor,  # (..., n), ∇f(x)
+    scale: Tensor | None,  # (...), size of the objective's values
+    unbounded: Tensor | None,  # mask of the coordinates of zero weight, None if there are none
 ) -> LpFace:
     """Tell the face from x and g.
 
@@ -31,45 +32,72 @@ def lp_face(
     the coordinate or constraint in question is taken, which gives one of the one-sided
     derivatives.
     """
-    weight_const, t = weight.detach(), radius.detach()
-    bounded = weight_const > 0
-    tiny = torch.finfo(x.dtype).tiny
-    rounding = 8 * torch.finfo(x.dtype).eps
-    share = weight_const * x.abs() / t.clamp_min(tiny).unsqueeze(-1)  # w_i |x_i| / t
+    constant = weight.detach()
+    t = number(radius.detach())
+    tiny, rounding = torch.finfo(x.dtype).tiny, 8 * torch.finfo(x.dtype).eps
     if p == torch.inf:
+        share = constant * x.abs() / maximum(t, tiny)  # w_i |x_i| / t
         force = -g * x  # the multiplier −g_i sign(x_i) of a bound, times |x_i|
         if scale is None:
             at_bound = (share >= 1 - rounding) & (force > 0)
         else:
-            pressed = force / scale.clamp_min(tiny).unsqueeze(-1)
+            pressed = force / maximum(number(scale), tiny)
             at_bound = (pressed >= 1 - share) & (share > 0.5)
-        at_bound = bounded & (at_bound | (t == 0).unsqueeze(-1))
-        zero = torch.zeros_like(t)
+        at_bound = at_bound | (t == 0)
+        if unbounded is not None:
+            at_bound = at_bound & ~unbounded
+        zero = fill(0.0, t)
         return LpFace(p, weight, radius, x, ~at_bound, zero, torch.zeros_like(x), zero)
-    size = scaled_norm(weight_const * x, p)
-    multiplier = -dot(g, torch.where(bounded, x, 0)) / size.clamp_min(tiny)  # g = −λ ∇h
-    room = 1 - size / t.clamp_min(tiny)
+    weighted = constant * x.abs()
+    size = number(scaled_norm(weighted, p))
+    slope = inner(g, x if unbounded is None else x.masked_fill(unbounded, 0))
+    multiplier = ratio(-slope, size, 0.0)  # g = −λ ∇h
+    room = 1 - size / maximum(t, tiny)
     if scale is None:
         tight = room <= rounding * x.shape[-1] ** 0.5
     else:
-        tight = multiplier * size / scale.clamp_min(tiny) > room
+        tight = multiplier * size > room * maximum(number(scale), tiny)
     active = tight & (multiplier > 0)
-    multiplier = torch.where(active, multiplier, 0)
-    relative = torch.where(bounded, weight_const * x.abs(), 0) / size.clamp_min(tiny).unsqueeze(-1)
-    free = torch.ones_like(bounded)
-    if p == 1:
-        pull = g.abs() / torch.where(bounded, weight_const, 1)
-        dual = 1 - pull / multiplier.clamp_min(tiny).unsqueeze(-1)
-        on_support = (x != 0) if scale is None else (relative > dual) & (x != 0)
-        free = ~bounded | on_support | ~active.unsqueeze(-1)
-        slope = weight_const * torch.sign(x)
+    multiplier = select(active, multiplier, 0.0)
+    if active is False:
+        free = torch.ones_like(x, dtype=torch.bool)
+        normal = torch.zeros_like(x)
     else:
-        if p < 2:  # the curvature is infinite at 0: such a coordinate stays there
-            free = ~bounded | (relative > 0) | ~active.unsqueeze(-1)
-        slope = weight_const * torch.sign(x) * relative ** (p - 1)
-    free = free & ~(bounded & (t == 0).unsqueeze(-1))
-    normal = torch.where(free & bounded & active.unsqueeze(-1), slope, 0)
-    return LpFace(p, weight, radius, x, free, multiplier, normal, size)
+        free = _free(p, constant, x, g, weighted, size, multiplier, scale is not None)
+        if unbounded is not None:
+            free = free | unbounded
+        normal = constant * torch.sign(x)
+        if p != 1:
+            normal = normal * (weighted / maximum(size, tiny)) ** (p - 1)
+        if active is not True:
+            free = free | ~torch.as_tensor(active)
+            normal = torch.where(torch.as_tensor(active), normal, 0)
+    pinned: Mask = t == 0
+    if pinned is True or isinstance(pinned, Tensor):
+        free = free & ~(torch.as_tensor(pinned) & (constant > 0))
+    return LpFace(p, weight, radius, x, free, multiplier, normal * free, size)
+
+
+def _free(
+    p: float,
+    weight: Tensor,
+    x: Tensor,
+    g: Tensor,
+    weighted: Tensor,
+    size: Scalar,
+    multiplier: Scalar,
+    nearby: bool,
+) -> Tensor:
+    """Mask of the coordinates that can move along an active face."""
+    if p >= 2:
+        return torch.ones_like(x, dtype=torch.bool)
+    if p > 1 or not nearby:  # for p < 2 the curvature is infinite at 0: what is there stays
+        return x != 0
+    tiny = torch.finfo(x.dtype).tiny
+    dual = 1 - g.abs() / (weight * multiplier).clamp_min(tiny)
+    # where |g_i| exceeds λw_i, that is rounding, or what the method left: the scale of both signs
+    unsure = (-2 * dual.amin(-1, keepdim=True)).clamp_min(0)
+    return (weighted > (dual - unsure) * size) & (x != 0)
 
 
 @dataclass(frozen=True)
@@ -81,9 +109,14 @@ class LpFace:
     radius: Tensor
     x: Tensor
     free: Tensor
-    multiplier: Tensor
+    multiplier: Scalar
     normal: Tensor
-    size: Tensor  # (B,), h(x; w)
+    size: Scalar  # h(x; w)
+
+    @property
+    def bends(self) -> bool:
+        """For 1 < p < ∞."""
+        return self.p not in (1, torch.inf)
 
     def curvature(self, v: Tensor) -> Tensor:
         """λ(p − 1)/h · w² y^(p−2) v, y = w|x|/h; the rest of C vanishes on the tangent space."""
@@ -91,17 +124,17 @@ class LpFace:
 
     def curvature_diagonal(self) -> Tensor:
         """λ(p − 1)/h · w² y^(p−2), zero for p = 1 and p = ∞."""
-        if self.p in (1, torch.inf):
+        if not self.bends:
             return torch.zeros_like(self.x)
         tiny = torch.finfo(self.x.dtype).tiny
-        size = self.size.clamp_min(tiny).unsqueeze(-1)
+        size = maximum(self.size, tiny)
         weight = self.weight.detach()
         relative = weight * self.x.abs() / size
         usable = self.free & (relative > 0)
         bend = torch.where(usable, torch.where(usable, relative, 1) ** (self.p - 2), 0)
         if self.p == 2:
             bend = torch.ones_like(bend)
-        return (self.multiplier * (self.p - 1)).unsqueeze(-1) / size * weight**2 * bend
+        return (self.multiplier * (self.p - 1)) / size * weight**2 * bend
 
     def force(self) -> Tensor:
         """λ ∇h(x; w) with λ and x constant: λ w_i sign(x_i) (w_i |x_i| / h)^(p−1)."""
@@ -112,13 +145,14 @@ class LpFace:
             part = self.weight * self.x.abs() / self._size().unsqueeze(-1)
             positive = part > 0
             slope = torch.where(positive, slope * torch.where(positive, part, 1) ** (self.p - 1), 0)
-        return self.multiplier.unsqueeze(-1) * slope
+        return self.multiplier * slope
 
     def excess(self) -> Tensor:
         """h(x; w) − t where the constraint is active, 0 elsewhere."""
         if self.p == torch.inf:
-            return torch.zeros_like(self.multiplier)
-        return torch.where(self.multiplier > 0, self._size() - self.radius, 0)
+            return torch.zeros_like(self.x[..., 0])
+        active = torch.as_tensor(self.multiplier > 0).expand_as(self.x[..., :1]).squeeze(-1)
+        return torch.where(active, self._size() - self.radius, 0)
 
     def pinned(self) -> Tensor:
         """p = ∞: sign(x) t/w at the bound; else 0."""

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from dfwlayer.linalg import dot
 
-__all__ = ["project_lp"]
+__all__ = ["AxisBounds", "project_l1", "project_lp"]
 
 INNER = 7  # Newton steps for one coordinate; the start is within a factor of the root
 OUTER = 40  # most steps for the multiplier; about 6 are needed, bisection guards the rest
+
+
+class AxisBounds(NamedTuple):
+    """The weighted ℓ1 ball Σ ω|x| ≤ t in units of its largest weight."""
+
+    omega: Tensor  # (n,) or (B, n), in [0, 1]
+    inverse: Tensor  # 1/ω, 0 where unbounded
+    square: Tensor  # ω², kept above underflow where ω > 0
+    length: Tensor  # t, (1,) or (B, 1)
+    unbounded: Tensor | None  # mask, None if every coordinate is bounded
+
+
+def project_l1(ball: AxisBounds, z: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    """sign(z)(|z| − θω)₊ with Σ ω(|z| − θω)₊ = t, or z where it is inside.
+
+    In terms of δ = max(|z|/ω) − |z|/ω this is ω(η − δ)₊ with Σ ω²(η − δ)₊ = t. Sorted by δ, the η
+    of the first k entries, (t + Σ ω²δ) / Σ ω², is least at the right k. For a point far outside,
+    where |z| − θω would be lost to cancellation, ω(η − δ) is not.
+    """
+    size = z.abs()
+    inside = (ball.omega * size).sum(-1, keepdim=True) <= ball.length
+    if z.dim() == 1 and z.device.type == "cpu" and bool(inside):
+        return z
+    pull = (size * ball.inverse).clamp(max=0.25 * torch.finfo(z.dtype).max)
+    largest = pull.amax(-1, keepdim=True)
+    delta = largest - pull
+    ordered, index = delta.sort(-1)
+    square = ball.square.expand_as(z).gather(-1, index)
+    wide = torch.float64  # running sums in float32 would cost the result a digit
+    total = (square * ordered).cumsum(-1, dtype=wide) + ball.length
+    eta = (total / square.cumsum(-1, dtype=wide)).amin(-1, keepdim=True).to(z.dtype)
+    x = torch.copysign((eta - delta).clamp_min(0) * ball.omega, z)
+    keep = inside if ball.unbounded is None else inside | ball.unbounded
+    return torch.where(keep, z, x)
 
 
 def project_lp(
@@ -19,7 +55,7 @@ def project_lp(
     """argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
 
     Args:
-        p: In [1, ∞].
+        p: In (1, ∞].
         weight: (B, n), not negative.
         radius: (B,), not negative.
         z: (B, n).
@@ -44,12 +80,7 @@ def project_lp(
     share = size * (distance / torch.where(furthest > 0, furthest, 1))
     share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
-    if p == 1:
-        moved = _simplex(omega, share, bounded)
-    elif p == 2:
-        moved = _ellipsoid(omega, share)
-    else:
-        moved = _curved(p, omega, share, inside)
+    moved = _ellipsoid(omega, share) if p == 2 else _curved(p, omega, share, inside)
     x = torch.sign(z) * torch.where(sized, moved * length, 0)
     x = torch.where(torch.isfinite(x), x, 0)  # weights too far apart for the dtype
     stays = inside & sized
@@ -67,35 +98,6 @@ def _inside(p: float, omega: Tensor, share: Tensor) -> Tensor:
     return (weighted.amax(-1, keepdim=True) <= 1) & (
         (weighted.clamp(max=1) ** p).sum(-1, keepdim=True) <= 1
     )
-
-
-def _simplex(omega: Tensor, share: Tensor, bounded: Tensor | None) -> Tensor:
-    """(share − θω)₊ with Σ ω (share − θω)₊ = 1.
-
-    In terms of δ = max(share/ω) − share/ω this is ω(η − δ)₊ with Σ ω²(η − δ)₊ = 1. Sorted by δ,
-    the η of the first k entries, (1 + Σ ω²δ) / Σ ω², is least at the right k. For a point far
-    outside, where share − θω would be lost to cancellation, ω(η − δ) is not; for a point nearby
-    it is the other way round.
-    """
-    square = omega * omega
-    ratio = _only(bounded, share / _only(bounded, omega, 1), -torch.inf)
-    largest = ratio.amax(-1, keepdim=True)
-    delta = largest - ratio  # infinite where unbounded
-    ordered, index = delta.sort(-1)
-    ordered_square = square.gather(-1, index)
-    tiny = torch.finfo(share.dtype).tiny
-    first = ordered_square * (ordered if bounded is None else ordered.nan_to_num(0, 0, 0))
-    eta = (1 + first.cumsum(-1)) / ordered_square.cumsum(-1).clamp_min(tiny)
-    eta = eta.amin(-1, keepdim=True)
-    theta = largest - eta
-    moved = torch.where(eta < theta, omega * (eta - delta), share - theta * omega)
-    moved = _only(bounded, moved, 0)
-    for _ in range(2):  # the running sums have rounding; sums over the support have less
-        positive = moved.clamp_min(0)
-        excess = dot(omega, positive).unsqueeze(-1) - 1
-        width = dot(square, (positive > 0).to(square)).unsqueeze(-1)
-        moved = moved - excess / width.clamp_min(tiny) * omega
-    return moved.clamp_min(0)
 
 
 def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:

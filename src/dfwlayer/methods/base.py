@@ -20,7 +20,7 @@ __all__ = ["Method", "Outcome", "Problem", "Settings", "State", "iterate", "move
 
 
 class Problem(NamedTuple):
-    """A batch of problems, checked and bound to rows (B, n)."""
+    """A batch of problems, checked and bound to vectors (B, n), or a single one and (n,)."""
 
     objective: Objective
     constraint: Constraint
@@ -38,11 +38,13 @@ class Settings:
 
 
 class Outcome(NamedTuple):
-    """Where a method ended."""
+    """Where a method ended, and f and its gradient there where they are known."""
 
-    x: Tensor  # (B, n)
-    num_steps: Tensor  # (B,)
-    status: Tensor  # (B,)
+    x: Tensor  # (..., n)
+    num_steps: Tensor  # (...)
+    status: Tensor  # (...)
+    value: Tensor | None = None  # (...)
+    gradient: Tensor | None = None  # (..., n)
 
 
 class Method(Protocol):
@@ -53,19 +55,19 @@ class Method(Protocol):
         """The ways it can be differentiated, the one meant by "auto" first."""
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
-        """Solve from the feasible start x (B, n)."""
+        """Solve from the feasible start x (..., n)."""
 
 
 class State(NamedTuple):
     """What the loop carries from step to step, all per problem."""
 
-    x: Tensor  # (B, n)
-    value: Tensor  # (B,)
-    gradient: Tensor  # (B, n)
-    active: Tensor  # (B,), still going
-    num_steps: Tensor  # (B,)
-    status: Tensor  # (B,), what it will be if the loop ends here
-    bent_down: Tensor  # (B,), negative curvature was met
+    x: Tensor  # (..., n)
+    value: Tensor  # (...)
+    gradient: Tensor  # (..., n)
+    active: Tensor  # (...), still going
+    num_steps: Tensor  # (...)
+    status: Tensor  # (...), what it will be if the loop ends here
+    bent_down: Tensor  # (...), negative curvature was met
 
 
 def iterate(
@@ -77,8 +79,8 @@ def iterate(
     is done every few steps only; a step leaves problems alone that are not active.
     """
     value, gradient = problem.objective.value_and_gradient(x)
-    rows = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand(len(x))
+    rows = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand_as(rows)
     state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, bent_down)
     every = 1 if x.device.type == "cpu" else 10
     for k in range(max_steps):
@@ -133,7 +135,7 @@ def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
-    """⟨g, x − vertex⟩ over the bounded coordinates (B,)."""
+    """⟨g, x − vertex⟩ over the bounded coordinates (...)."""
     away = x - constraint.vertex(gradient)
     if unbounded is not None:
         away = torch.where(unbounded, 0, away)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from dfwlayer.linalg import Scalar
 
 __all__ = ["Curvature", "Objective", "check_tensors", "common_batch", "flag_nonfinite"]
 
@@ -73,6 +76,9 @@ class Objective(Protocol):
 
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
+
+    def shifted(self, rho: Scalar) -> Callable[[Tensor], Tensor] | None:
+        """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had."""
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""

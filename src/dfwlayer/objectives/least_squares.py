@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg import dot, where_rows
+from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum
 
@@ -107,16 +107,20 @@ class LeastSquares:
         A = torch.where(bad[:, None, None], 0, self.A) if self.A.dim() == 3 else self.A
         return LeastSquares(A, b)
 
-    def product(self, x: Tensor) -> Tensor:  # (B, n) -> (B, m)
+    def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """A x."""
+        if x.dim() == 1:
+            return self.A @ x
         if self.A.dim() == 3:
             return (self.A @ x.unsqueeze(-1)).squeeze(-1)
         if self.A.layout == torch.strided:
             return x @ self.A.mT
         return (self.A @ x.mT).mT
 
-    def adjoint(self, r: Tensor) -> Tensor:  # (B, m) -> (B, n)
+    def adjoint(self, r: Tensor) -> Tensor:  # (..., m) -> (..., n)
         """Aᵀ r."""
+        if r.dim() == 1:
+            return self.A.t() @ r
         if self.A.dim() == 3:
             return (self.A.mT @ r.unsqueeze(-1)).squeeze(-1)
         if self.A.layout == torch.strided:
@@ -140,6 +144,9 @@ class LeastSquares:
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """Aᵀ(A v), whatever x."""
         return self.adjoint(self.product(v))
+
+    def shifted(self, rho: Scalar) -> None:
+        """None: AᵀA is never formed."""
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer.linalg import dot, where_rows
+from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 
 __all__ = ["Quadratic"]
 
+LARGE = 4096  # up to this size P is factorised where products with it converge too slowly
 ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding and averaged away
 
 
@@ -110,8 +113,7 @@ class Quadratic:
         if self.P is None:
             return self, bad
         P, n = self.P.detach(), self.P.shape[-1]
-        generator = torch.Generator().manual_seed(0)
-        probe = (torch.rand(n, generator=generator) + 0.5).to(P)
+        probe = _probe(n, P.dtype, P.device)
         right, left = P @ probe, P.mT @ probe
         if not bool(torch.isfinite(right.sum())):
             flagged = flag_nonfinite("P", self.P, 2)
@@ -119,9 +121,14 @@ class Quadratic:
                 bad = flagged if bad is None else bad | flagged
                 P = torch.where(flagged[:, None, None], 0, P)
                 right, left = where_rows(~flagged, right, 0), where_rows(~flagged, left, 0)
-        entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
         skew = (right - left).abs().amax(-1)
-        rounding = 8 * torch.finfo(P.dtype).eps * n**0.5 * entries
+        level = 8 * torch.finfo(P.dtype).eps * n**0.5
+        # the largest entry of a positive semi-definite matrix is on its diagonal
+        entries = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+        if not bool((skew > level * entries).any()):
+            return self, bad
+        entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
+        rounding = level * entries
         if not bool((skew > rounding).any()):
             return self, bad
         if bool((skew > torch.maximum(rounding, ASYMMETRY * entries)).any()):
@@ -141,12 +148,12 @@ class Quadratic:
             P = torch.where(bad[:, None, None], eye, P)
         return Quadratic(P, q)
 
-    def product(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
         """P x."""
         if self.P is None:
             return x
         if self.P.dim() == 2:
-            return x @ self.P  # P is symmetric, so rows may multiply from the left
+            return torch.mv(self.P, x) if x.dim() == 1 else x @ self.P  # P is symmetric
         return (self.P @ x.unsqueeze(-1)).squeeze(-1)
 
     def value(self, x: Tensor) -> Tensor:
@@ -166,6 +173,27 @@ class Quadratic:
         """P v, whatever x."""
         return self.product(v)
 
+    def shifted(self, rho: Scalar) -> Callable[[Tensor], Tensor] | None:
+        """Cholesky of P + ρ; a shared P has one ρ for all."""
+        P = self.P
+        if P is None or P.shape[-1] > LARGE or P.numel() > LARGE**2:
+            return None
+        matrix = P.detach().clone()
+        if isinstance(rho, Tensor) and P.dim() == 2:
+            rho = float(rho.log().mean().exp())
+        matrix.diagonal(dim1=-2, dim2=-1).add_(rho)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if bool(info.any()):
+            return None
+        if P.dim() == 2:
+
+            def solve(v: Tensor) -> Tensor:
+                columns = v.unsqueeze(-1) if v.dim() == 1 else v.mT
+                return _substitute(factor, columns).mT.reshape(v.shape)
+
+            return solve
+        return lambda v: _substitute(factor, v.unsqueeze(-1)).squeeze(-1)
+
     def curvature(self) -> Curvature:
         """Eigenvalues for small n, Lanczos and the norms of P beyond."""
         if self.P is None:
@@ -181,6 +209,20 @@ class Quadratic:
         if self.P.dim() == 2:
             low, high = low[0], high[0]
         return Curvature(low, torch.minimum(high, bound))
+
+
+def _substitute(factor: Tensor, v: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ v, which for one column is much faster than cholesky_solve."""
+    half = torch.linalg.solve_triangular(factor, v, upper=False)
+    out: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return out
+
+
+@lru_cache(maxsize=32)
+def _probe(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A fixed vector with entries in [0.5, 1.5]."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(n, generator=generator) + 0.5).to(device, dtype)
 
 
 def symmetric_gradient(P: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
 
 __all__ = ["Smooth"]
@@ -149,7 +150,7 @@ class Smooth:
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
         if self.calling == "single":
-            return self.fn(x.reshape(self.shape), *self.params).reshape(1)
+            return self.fn(x.reshape(self.shape), *self.params).reshape(x.shape[:-1])
         rows = x.reshape(-1, *self.shape)
         if self.calling == "rows":
             return self.fn(rows, *self.params)
@@ -181,6 +182,9 @@ class Smooth:
                 return torch.zeros_like(x)
             (product,) = torch.autograd.grad(gradient, at, v, materialize_grads=True)
         return product
+
+    def shifted(self, rho: Scalar) -> None:
+        """None: only products with the Hessian are known."""
 
     def curvature(self) -> Curvature | None:
         """The L that was given, if any."""

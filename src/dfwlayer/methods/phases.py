@@ -1,0 +1,225 @@
+"""First-order phases that bring an iterate close to the face of the solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import (
+    Mask,
+    Scalar,
+    any_row,
+    axpy,
+    fill,
+    inner,
+    maximum,
+    minimum,
+    number,
+    ratio,
+    root,
+    select,
+)
+from dfwlayer.methods.base import Problem
+
+__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting"]
+
+
+@dataclass
+class Iterate:
+    """Where a solve is; every number and mask is one per problem, and no row sees another."""
+
+    problem: Problem
+    x: Tensor  # (B, n)
+    value: Scalar  # f(x)
+    gradient: Tensor  # (B, n)
+    steepest: Scalar  # largest curvature met, from below an estimate of L
+    flattest: Scalar  # least curvature met
+    bent_down: Mask  # negative curvature was met
+    left: Scalar  # steps that may still be taken
+
+    def observe(self, curvature: Scalar, square: Scalar, rounding: Scalar) -> None:
+        """Take note of ⟨d, ∇²f d⟩ along a step with ‖d‖² = square."""
+        self.bent_down = self.bent_down | (curvature < -rounding)
+        met = ratio(curvature, square, 0.0)
+        sure = curvature > rounding
+        self.steepest = select(sure, maximum(self.steepest, met), self.steepest)
+        self.flattest = select(sure, minimum(self.flattest, met), self.flattest)
+
+    def move(self, rows: Mask, x: Tensor, value: Scalar, gradient: Tensor) -> None:
+        """Take a new point for some problems."""
+        self.x, self.gradient = keep(rows, x, self.x), keep(rows, gradient, self.gradient)
+        self.value = select(rows, value, self.value)
+
+    def rounding(self) -> Scalar:
+        """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""
+        size = root(inner(self.gradient, self.gradient))
+        return 16 * torch.finfo(self.x.dtype).eps * self.x.shape[-1] ** 0.5 * size
+
+    def spend(self, steps: int, rows: Mask) -> Mask | None:
+        """Count steps; mask of the problems that may not take them all, None if all may."""
+        short = rows & (self.left < steps)
+        self.left = select(rows, maximum(self.left - steps, 0.0), self.left)
+        return short if any_row(short) else None
+
+
+def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
+    """Rows of new where the mask holds, of old elsewhere."""
+    if isinstance(rows, Tensor):
+        return torch.where(rows, new, old)
+    return new if rows else old
+
+
+@dataclass
+class Spectral:
+    """Projected gradient steps x ← proj(x − ∇f(x)/α), α the curvature along the last step.
+
+    The steps of Barzilai and Borwein: they need no Lipschitz constant, and a handful finds the
+    face of a well-conditioned problem. f may rise on the way; a block that ends higher than it
+    began is undone, and α starts from the steepest curvature again.
+    """
+
+    alpha: Scalar
+
+    def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
+        """Take so many steps, as far as each problem may."""
+        objective, constraint = at.problem.objective, at.problem.constraint
+        x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
+        short = at.spend(steps, rows)
+        value: Scalar = at.value
+        for step in range(steps):
+            trial = constraint.project(axpy(x, -ratio(1.0, self.alpha, 0.0), gradient))
+            if step < steps - 1:
+                slope = objective.gradient(trial)
+            else:
+                tensor, slope = objective.value_and_gradient(trial)
+                value = number(tensor)
+            if short is not None:
+                trial, slope = keep(left > step, trial, x), keep(left > step, slope, gradient)
+            d = trial - x
+            square, curvature = inner(d, d), inner(d, slope - gradient)
+            at.observe(curvature, square, rounding * root(square))
+            # along a flat direction the next step may be longer
+            met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
+            self.alpha = select(square > 0, met, self.alpha)
+            x, gradient = trial, slope
+        if short is not None:
+            value = number(objective.value(x))
+        fell = value <= at.value
+        self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
+        at.move(rows & fell, x, value, gradient)
+
+
+@dataclass
+class Accelerated:
+    """Nesterov's y ← x + β(x − x_prev), x ← proj(y − ∇f(y)/L), restarted when it climbs.
+
+    L follows the curvature met: a step that met more than L is not taken, and L is raised.
+    """
+
+    lipschitz: Scalar
+
+    def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
+        """Take so many steps, as far as each problem may, starting at rest."""
+        objective, constraint = at.problem.objective, at.problem.constraint
+        x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
+        previous, previous_gradient = x, gradient
+        short = at.spend(steps, rows)
+        inertia = fill(1.0, at.value)
+        self.lipschitz = maximum(self.lipschitz, at.steepest)
+        for step in range(steps):
+            following = 0.5 * (1 + root(1 + 4 * inertia * inertia))
+            beta = (inertia - 1) / following
+            y = axpy(x, beta, x - previous)
+            if objective.quadratic:  # the gradient is affine, so no product is needed for y
+                slope = axpy(gradient, beta, gradient - previous_gradient)
+            else:
+                slope = objective.gradient(y)
+            trial = constraint.project(axpy(y, -ratio(1.0, self.lipschitz, 0.0), slope))
+            trial_slope = objective.gradient(trial)
+            d = trial - y
+            square, curvature = inner(d, d), inner(d, trial_slope - slope)
+            error = rounding * root(square)
+            at.observe(curvature, square, error)
+            taken = curvature <= maximum(1.01 * self.lipschitz * square, error)
+            onward = inner(d, trial - x) >= 0
+            if short is not None:
+                taken = taken & (left > step)
+            raised = maximum(ratio(curvature, square, 0.0), 1.5 * self.lipschitz)
+            self.lipschitz = select(taken, self.lipschitz, raised)
+            previous, previous_gradient = x, gradient
+            x, gradient = keep(taken, trial, x), keep(taken, trial_slope, gradient)
+            inertia = select(taken & onward, following, 1.0)
+        tensor, gradient = objective.value_and_gradient(x)
+        value = number(tensor)
+        at.move(rows & (abs(value) < torch.inf), x, value, gradient)
+
+
+@dataclass
+class Splitting:
+    """Alternating directions (ADMM): minimise f(x) + ρ/2 ‖x − z + u‖², project, add up.
+
+    One factorisation of ∇²f + ρ serves many steps and takes the conditioning of f away, so that
+    a few dozen steps find a face that gradient steps need hundreds for. ρ starts between the
+    least and the largest curvature met and follows the balance of the two residuals.
+    """
+
+    penalty: Scalar
+    solve: Callable[[Tensor], Tensor]  # (∇²f + ρ)⁻¹, (B, n) -> (B, n)
+    linear: Tensor  # (B, n), ∇f(0)
+    z: Tensor
+    dual: Tensor  # u
+    changes: int = 0
+
+    @staticmethod
+    def start(at: Iterate) -> Splitting | None:
+        """From where the solve is; None where ∇²f cannot be factorised."""
+        objective = at.problem.objective
+        if not objective.quadratic:
+            return None
+        penalty = root(maximum(at.flattest, 1e-6 * at.steepest) * at.steepest)
+        solve = objective.shifted(penalty)
+        if solve is None:
+            return None
+        dual = axpy(torch.zeros_like(at.x), -ratio(1.0, penalty, 0.0), at.gradient)
+        linear = objective.gradient(torch.zeros_like(at.x))
+        return Splitting(penalty, solve, linear, at.x, dual)
+
+    def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
+        """Take so many steps, as far as each problem may; the iterate becomes z."""
+        constraint, left = at.problem.constraint, at.left
+        short = at.spend(steps, rows)
+        x = last = self.z
+        for step in range(steps):
+            x = self.solve(axpy(-self.linear, self.penalty, self.z - self.dual))
+            mixed = torch.lerp(self.z, x, 1.6)  # over-relaxation saves a third of the steps
+            z = constraint.project(mixed + self.dual)
+            dual = self.dual + (mixed - z)
+            last = self.z
+            if short is not None:
+                z, dual = keep(left > step, z, self.z), keep(left > step, dual, self.dual)
+            self.z, self.dual = z, dual
+        tensor, gradient = at.problem.objective.value_and_gradient(self.z)
+        at.move(rows & (number(tensor) < torch.inf), self.z, number(tensor), gradient)
+        self._balance(at, x, last)
+
+    def _balance(self, at: Iterate, x: Tensor, last: Tensor) -> None:
+        """Change ρ where one residual is far larger than the other, both relative to their size."""
+        if self.changes >= 6:
+            return
+        gap, move = x - self.z, self.z - last
+        primal = ratio(inner(gap, gap), maximum(inner(x, x), inner(self.z, self.z)), 0.0)
+        dual = ratio(inner(move, move), inner(self.dual, self.dual), 0.0)
+        factor = root(root(ratio(primal, dual, 1.0)))
+        factor = minimum(maximum(factor, 0.1), 10.0)
+        factor = select((factor > 2) | (factor < 0.5), factor, 1.0)
+        if not any_row(abs(factor - 1) > 0):
+            return
+        penalty = self.penalty * factor
+        solve = at.problem.objective.shifted(penalty)
+        if solve is not None:
+            self.changes += 1
+            self.penalty, self.solve = penalty, solve
+            self.dual = axpy(torch.zeros_like(self.dual), 1 / factor, self.dual)
