@@ -127,6 +127,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     # the scale first: what is drawn then chooses its limits by it
     axes.set_xscale("log" if panel.x_log else "linear")
     axes.set_yscale("log" if panel.y_log else "linear")
+    places = {x for curve in panel.curves for x in curve.x}
+    if len(places) == 1:  # a single place has no width of its own
+        (place,) = places
+        axes.set_xlim((place / 2, place * 2) if panel.x_log else (place - 1, place + 1))
     for curve in panel.curves:
         _draw_curve(axes, curve, log=panel.y_log)
     if panel.ticks:

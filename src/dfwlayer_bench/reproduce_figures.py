@@ -131,7 +131,8 @@ def draw_studies(folder: Path, groups: Sequence[Group]) -> dict[str, list[Pictur
 
 
 def _temperature(groups: Sequence[Group]) -> list[Panel]:
-    looks = {g.variant: look_of(i + 1) for i, g in enumerate(groups)}
+    constants = [g.variant for g in groups if g.variant != ANNEALED]
+    looks = dict(zip(constants, map(look_of, (2, 3, 7, 5)), strict=False))
     looks[ANNEALED] = Look(COLOURS[0], width=2.4)
     distance = [_curve(g.label, *g.curve("distance"), looks[g.variant]) for g in groups]
     cosine = [_curve(g.label, *g.curve("cosine"), looks[g.variant]) for g in groups]

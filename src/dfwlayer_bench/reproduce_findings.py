@@ -213,7 +213,7 @@ def _exactness(rows: Sequence[SystemRow]) -> list[Finding]:
             if errors and cosines:
                 parts.append(
                     f"{family}: error of x {_range(errors)}, cosine of the gradient "
-                    f"{min(cosines):.6f}" + (f" to {max(cosines):.6f}" if len(cosines) > 1 else "")
+                    f"{_angles(cosines)}"
                 )
         if parts:
             made.append(Finding(BEYOND, claim, f"Means over the trials: {'; '.join(parts)}."))
@@ -222,6 +222,11 @@ def _exactness(rows: Sequence[SystemRow]) -> list[Finding]:
 
 def _range(values: Sequence[float]) -> str:
     low, high = text.small(min(values)), text.small(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _angles(cosines: Sequence[float]) -> str:
+    low, high = f"{min(cosines):.5f}", f"{max(cosines):.5f}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -234,8 +239,8 @@ def _peer_itself(rows: Sequence[SystemRow]) -> Finding | None:
     return Finding(
         BEYOND,
         "How good the paper's reference, CvxpyLayer, is itself.",
-        f"{own[0].label}: error of x {_range(errors)}, cosine of the gradient {min(cosines):.4f} "
-        f"to {max(cosines):.4f}, largest violation / t "
+        f"{own[0].label}: error of x {_range(errors)}, cosine of the gradient "
+        f"{_angles(cosines)}, largest violation / t "
         f"{text.small(max(r.relative_violation or 0.0 for r in own))}.",
     )
 

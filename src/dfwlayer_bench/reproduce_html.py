@@ -52,6 +52,9 @@ th, td { padding: 0.32rem 0.7rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 th { color: var(--dim); font-weight: 600; background: #fafbfc; }
 th.head, td.head { text-align: left; }
+th.name, td.name { position: sticky; left: 0; background: #fff;
+  border-right: 1px solid var(--line); }
+th.name, tr.paper td.name { background: #fafbfc; } tr.ours td.name { background: #eef4fb; }
 td.text { text-align: left; white-space: normal; min-width: 14rem; }
 tr:last-child td { border-bottom: 0; }
 tr.paper td { color: var(--dim); font-style: italic; background: #fafbfc; }
@@ -118,7 +121,7 @@ def _section(section: Section, index: int, folder: Path) -> str:
 def _table(table: Table) -> str:
     def cells(row: Sequence[str], tag: str) -> str:
         return "".join(
-            f"<{tag}{_class(column < table.heads, len(value) > LONG)}>{_text(value)}</{tag}>"
+            f"<{tag}{_class(column, table.heads, value)}>{_text(value)}</{tag}>"
             for column, value in enumerate(row)
         )
 
@@ -131,10 +134,11 @@ def _table(table: Table) -> str:
     )
 
 
-def _class(head: bool, long: bool) -> str:
-    if head:
-        return ' class="head"'
-    return ' class="text"' if long else ""
+def _class(column: int, heads: int, value: str) -> str:
+    """The last of the columns that name a row stays in view when the others scroll."""
+    if column < heads:
+        return ' class="head name"' if column == heads - 1 else ' class="head"'
+    return ' class="text"' if len(value) > LONG else ""
 
 
 def _row_class(row: Sequence[str]) -> str:

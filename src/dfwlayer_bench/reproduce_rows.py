@@ -37,12 +37,12 @@ Answers = Mapping[str, tuple[Vector, Vector]]  # key of a cell -> x, gradient
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and population standard deviation (as in the paper) of so many trials."""
+    """Mean, population standard deviation (as in the paper) and extremes over the trials."""
 
     mean: float
     std: float
     least: float
-    count: int
+    most: float
 
     def __str__(self) -> str:
         return text.spread(self.mean, self.std)
@@ -53,7 +53,7 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return None
-    return Spread(statistics.fmean(known), statistics.pstdev(known), min(known), len(known))
+    return Spread(statistics.fmean(known), statistics.pstdev(known), min(known), max(known))
 
 
 def cosine_text(spread: Spread | None) -> str:
