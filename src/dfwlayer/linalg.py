@@ -12,6 +12,7 @@ from torch import Tensor
 __all__ = [
     "Mask",
     "Scalar",
+    "absolute",
     "any_row",
     "as_rows",
     "axpy",
@@ -104,6 +105,11 @@ def ratio(a: Scalar, b: Scalar, otherwise: Scalar) -> Scalar:
     return a / b if b > 0 else otherwise
 
 
+def absolute(a: Scalar) -> Scalar:
+    """|a|."""
+    return a.abs() if isinstance(a, Tensor) else abs(a)
+
+
 def root(square: Scalar) -> Scalar:
     """The square root; of rounding below zero, zero."""
     if isinstance(square, Tensor):
@@ -192,9 +198,10 @@ def conjugate_gradient(
     steepest = steps = fill(0.0, rho)  # the steepest is the scale of "flat"
     flattest = fill(torch.inf, rho)
     every = 1 if rhs.device.type == "cpu" else 8
-    most: int = (
-        max_steps if isinstance(max_steps, int) else int(max_steps.amax()) if u.numel() else 0
-    )
+    if isinstance(max_steps, Tensor):
+        most = int(max_steps.amax()) if u.numel() else 0
+    else:
+        most = max_steps
     for step in range(most):
         going = going & (rho > target)
         if isinstance(max_steps, Tensor):
@@ -207,7 +214,7 @@ def conjugate_gradient(
         product = matvec(direction)
         curvature = inner(direction, product)
         quotient = ratio(curvature, length, 0.0)
-        steepest = maximum(steepest, abs(quotient))
+        steepest = maximum(steepest, absolute(quotient))
         least = eps * steepest * length
         flattest = select(going, minimum(flattest, quotient), flattest)
         steps = steps + going

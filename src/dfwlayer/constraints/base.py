@@ -60,7 +60,7 @@ class Atoms(Protocol):
 
 
 class Constraint(Protocol):
-    """A convex set, one per problem; vectors are rows (B, n).
+    """A convex set, one per problem; vectors are rows (B, n), or (n,) for a single problem.
 
     Some coordinates may be unbounded (those of zero weight); the set leaves them alone, and
     methods move them along the gradient.
@@ -93,6 +93,9 @@ class Constraint(Protocol):
     def vertex(self, g: Tensor) -> Tensor:
         """A minimiser of ⟨g, s⟩ over the set, zero along unbounded coordinates."""
 
+    def lowest(self, g: Tensor) -> Tensor:
+        """min ⟨g, s⟩ over the set, leaving unbounded coordinates aside: (..., n) -> (...)."""
+
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """A point of the set that depends smoothly on g and tends to the vertex as τ → 0."""
 
@@ -105,8 +108,11 @@ class Constraint(Protocol):
     def retract(self, x: Tensor) -> Tensor:
         """A point of the set next to x, and x itself where x is inside."""
 
-    def project(self, z: Tensor) -> Tensor:
-        """The point of the set nearest to z: (B, n) -> (B, n)."""
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """The point of the set nearest to z: (..., n) -> (..., n).
+
+        ``near`` is a point whose face may be that of the result, for sets that can use a guess.
+        """
 
     def diameter(self, n: int) -> Tensor:
         """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity."""

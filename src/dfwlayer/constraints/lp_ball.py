@@ -13,7 +13,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Atoms, Face
 from dfwlayer.constraints.lp_face import lp_face
 from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
-from dfwlayer.linalg import scaled_norm
+from dfwlayer.linalg import dot, scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 
 __all__ = ["LpBall"]
@@ -155,6 +155,12 @@ class LpBall:
         size = torch.where(total > 0, total, 1) ** (1 / self.p)
         return reach * side * power / size
 
+    def lowest(self, g: Tensor) -> Tensor:
+        """−t ‖g/w‖_q with 1/p + 1/q = 1."""
+        if self.p == 1:
+            return -(self._geometry.reach * g).abs().amax(-1)
+        return dot(g, self.vertex(g))
+
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """p = 1: −(t/w) ∘ sign(g) ∘ softmax(|(t/w) ∘ g| / τ); for p > 1 the vertex is smooth.
 
@@ -208,10 +214,10 @@ class LpBall:
             lost = lost & (weight.detach() != 0)
         return torch.where(lost, 0, x)
 
-    def project(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `dfwlayer.constraints.lp_projection`."""
         if self.p == 1:
-            return project_l1(self._axis_bounds if self._bound else self._measure_axes(), z)
+            return project_l1(self._axis_bounds if self._bound else self._measure_axes(), z, near)
         weight = self._sizes.detach().expand_as(z)
         bounded = None if self._geometry.unbounded is None else weight > 0
         return project_lp(self.p, weight, self._radius.detach().expand(z.shape[:-1]), z, bounded)

@@ -136,7 +136,5 @@ def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
 
 def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
     """⟨g, x − vertex⟩ over the bounded coordinates (...)."""
-    away = x - constraint.vertex(gradient)
-    if unbounded is not None:
-        away = torch.where(unbounded, 0, away)
-    return dot(gradient, away).clamp_min(0)
+    bounded = x if unbounded is None else torch.where(unbounded, 0, x)
+    return (dot(gradient, bounded) - constraint.lowest(gradient)).clamp_min(0)

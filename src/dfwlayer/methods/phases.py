@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from dfwlayer.linalg import (
     Mask,
     Scalar,
+    absolute,
     any_row,
     axpy,
     fill,
@@ -56,7 +58,8 @@ class Iterate:
     def rounding(self) -> Scalar:
         """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""
         size = root(inner(self.gradient, self.gradient))
-        return 16 * torch.finfo(self.x.dtype).eps * self.x.shape[-1] ** 0.5 * size
+        count: int = self.x.shape[-1]
+        return 16 * torch.finfo(self.x.dtype).eps * math.sqrt(count) * size
 
     def spend(self, steps: int, rows: Mask) -> Mask | None:
         """Count steps; mask of the problems that may not take them all, None if all may."""
@@ -90,8 +93,11 @@ class Spectral:
         short = at.spend(steps, rows)
         value: Scalar = at.value
         for step in range(steps):
-            trial = constraint.project(axpy(x, -ratio(1.0, self.alpha, 0.0), gradient))
-            if step < steps - 1:
+            free = axpy(x, -ratio(1.0, self.alpha, 0.0), gradient)
+            trial = constraint.project(free, near=x)
+            # inside the set there is no face to look for
+            last = step == steps - 1 or trial is free
+            if not last:
                 slope = objective.gradient(trial)
             else:
                 tensor, slope = objective.value_and_gradient(trial)
@@ -105,6 +111,9 @@ class Spectral:
             met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
             self.alpha = select(square > 0, met, self.alpha)
             x, gradient = trial, slope
+            if last:
+                at.left = minimum(at.left + (steps - 1 - step), left)
+                break
         if short is not None:
             value = number(objective.value(x))
         fell = value <= at.value
@@ -137,7 +146,7 @@ class Accelerated:
                 slope = axpy(gradient, beta, gradient - previous_gradient)
             else:
                 slope = objective.gradient(y)
-            trial = constraint.project(axpy(y, -ratio(1.0, self.lipschitz, 0.0), slope))
+            trial = constraint.project(axpy(y, -ratio(1.0, self.lipschitz, 0.0), slope), near=x)
             trial_slope = objective.gradient(trial)
             d = trial - y
             square, curvature = inner(d, d), inner(d, trial_slope - slope)
@@ -154,7 +163,7 @@ class Accelerated:
             inertia = select(taken & onward, following, 1.0)
         tensor, gradient = objective.value_and_gradient(x)
         value = number(tensor)
-        at.move(rows & (abs(value) < torch.inf), x, value, gradient)
+        at.move(rows & (absolute(value) < torch.inf), x, value, gradient)
 
 
 @dataclass
@@ -195,7 +204,7 @@ class Splitting:
         for step in range(steps):
             x = self.solve(axpy(-self.linear, self.penalty, self.z - self.dual))
             mixed = torch.lerp(self.z, x, 1.6)  # over-relaxation saves a third of the steps
-            z = constraint.project(mixed + self.dual)
+            z = constraint.project(mixed + self.dual, near=self.z)
             dual = self.dual + (mixed - z)
             last = self.z
             if short is not None:
@@ -215,7 +224,7 @@ class Splitting:
         factor = root(root(ratio(primal, dual, 1.0)))
         factor = minimum(maximum(factor, 0.1), 10.0)
         factor = select((factor > 2) | (factor < 0.5), factor, 1.0)
-        if not any_row(abs(factor - 1) > 0):
+        if not any_row(absolute(factor - 1) > 0):
             return
         penalty = self.penalty * factor
         solve = at.problem.objective.shifted(penalty)

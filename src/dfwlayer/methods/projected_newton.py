@@ -12,6 +12,7 @@ from dfwlayer.linalg import (
     Krylov,
     Mask,
     Scalar,
+    absolute,
     any_row,
     as_rows,
     axpy,
@@ -33,6 +34,7 @@ from dfwlayer.solution import Status
 __all__ = ["ProjectedNewton"]
 
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
+SPLITTING_STEPS = 7  # between two looks at the face
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class ProjectedNewton:
 
     """
 
-    block: int = 7
+    block: int = 10
     inner: int = 50
 
     @property
@@ -109,9 +111,9 @@ class _Rounds:
         self.phase: Spectral | Accelerated | Splitting | None = None
 
     def run(self) -> Outcome:
-        """Polish the start, which may be close already, then go round by round."""
+        """Polish a start that was given, which may be close already, then go round by round."""
         going = self._going()
-        if any_row(going):
+        if any_row(going & (inner(self.at.x, self.at.x) > 0)):
             self.polish(going, ask=2)
             self.judge(going)
         while any_row(going := self._going()):
@@ -136,6 +138,8 @@ class _Rounds:
             self.phase = Splitting.start(at) or Accelerated(1.2 * at.steepest)
         if isinstance(self.phase, Accelerated):
             steps = min(8, 2**self.rounds) * self.method.block
+        elif isinstance(self.phase, Splitting):
+            steps = SPLITTING_STEPS
         else:
             steps = self.method.block
         if self.phase is not None:
@@ -151,7 +155,7 @@ class _Rounds:
         def left(u: Tensor) -> Mask:
             """Whether x + u is so far off the face that the model has lost its meaning."""
             moved = origin + u
-            away = constraint.project(moved) - moved
+            away = constraint.project(moved, near=origin) - moved
             return inner(away, away) > 0.01 * inner(u, u)
 
         # one product is kept for the gradient at the result; the next round refines what is left
@@ -163,19 +167,19 @@ class _Rounds:
             max_steps=most,
             stop=left,
             ask=ask,
-            floor=0.5 * eps * self._scale(),
+            floor=0.1 * eps * self._scale(),
         )
         at.left = at.left - found.steps
         rows = rows & (found.steps > 0)
         if not any_row(rows):
             return
         self._observe(found, rows, system.face.bends)
-        x = constraint.project(origin + found.u)
+        x = constraint.project(origin + found.u, near=origin)
         tensor, gradient = objective.value_and_gradient(x)
         value = number(tensor)
         at.left = select(rows, at.left - 1, at.left)
         lower = value < at.value
-        level = abs(value - at.value) <= 4 * eps * abs(at.value)
+        level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
         if any_row(rows & level):
             better = self._gap(x, gradient) < self._gap(at.x, at.gradient)
             lower = select_mask(level, better, lower)
@@ -198,14 +202,14 @@ class _Rounds:
         finfo = torch.finfo(at.x.dtype)
         gap = self._gap(at.x, at.gradient)
         better = rows & (gap < self.best_gap)
-        fell = self.round_value - at.value > 8 * finfo.eps * abs(at.value)
+        fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
         advanced = fell | (gap < 0.5 * self.best_gap)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
         self.best = keep(better, at.x, self.best)
         self.best_gap = select(better, gap, self.best_gap)
         self.round_value = select(rows, at.value, self.round_value)
         # with a margin for the rounding of the final certificate, which has the last word
-        close = self.best_gap <= 0.9 * self.settings.tol * maximum(abs(at.value), finfo.tiny)
+        close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
         ended = rows & close & (self.exact | self.close)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
@@ -288,8 +292,8 @@ class _Rounds:
     def _noise(self) -> Scalar:
         """Rounding of the gap: ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), times the way to go."""
         at = self.at
-        reach = number(norm(at.x - self.problem.constraint.vertex(at.gradient)))
-        return torch.finfo(at.x.dtype).eps * self._scale() * reach
+        d = at.x - self.problem.constraint.vertex(at.gradient)
+        return torch.finfo(at.x.dtype).eps * self._scale() * root(inner(d, d))
 
     def _scale(self) -> Scalar:
         """L‖x‖ + ‖g‖, what the rounding of ∇f(x) is relative to."""
