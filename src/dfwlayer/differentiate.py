@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dfwlayer.constraints.base import Face
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import dot, where_rows
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 
-__all__ = ["MODES", "implicit", "unroll"]
+__all__ = ["MODES", "attach", "implicit", "locate", "unroll"]
 
 
 def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
@@ -39,20 +40,29 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
     H = ∇²f + λC. In the other direction, a gradient v in x becomes gradients −u and −ν in the
     residuals, where H u + νa = v and ⟨a, u⟩ = 0; autograd takes them on to θ, w and t.
     """
+    outcome, face = locate(method, problem, x, settings)
+    if not torch.is_grad_enabled():
+        return outcome
+    return outcome._replace(x=attach(problem, outcome.x, face))
+
+
+def locate(method: Method, problem: Problem, x: Tensor, settings: Settings) -> tuple[Outcome, Face]:
+    """Solve without autograd: the solution, f and ∇f there, and the face it lies on."""
     with torch.no_grad():
         outcome = method.run(problem, x, settings)
-    x = problem.constraint.retract(outcome.x)
-    if not torch.is_grad_enabled():
-        return outcome._replace(x=x)
-    value, gradient = problem.objective.value_and_gradient(x)
-    outcome = outcome._replace(value=value.detach(), gradient=gradient.detach())
-    assert outcome.value is not None and outcome.gradient is not None
-    scale = outcome.value.abs() + dot(outcome.gradient, x).abs()
-    face = problem.constraint.face(x, outcome.gradient, scale)
-    residual = gradient + face.force()
+        x = problem.constraint.retract(outcome.x)
+        value, gradient = problem.objective.value_and_gradient(x)
+        scale = value.abs() + dot(gradient, x).abs()
+        face = problem.constraint.face(x, gradient, scale)
+    return outcome._replace(x=x, value=value, gradient=gradient), face
+
+
+def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
+    """The solution x, carrying the gradient of `implicit`."""
+    residual = problem.objective.gradient(x) + face.force()
     system = FaceSystem(problem.objective, face, x)
     move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), system)  # type: ignore[no-untyped-call]
-    return outcome._replace(x=x + move)
+    return x + move
 
 
 MODES = {"unroll": unroll, "implicit": implicit}
