@@ -139,7 +139,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.set_title(panel.title)
-    axes.set_ylim(*panel.y_range)
+    if panel.y_range != (None, None):  # asking for nothing would still end the scaling to the data
+        axes.set_ylim(*panel.y_range)
     axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.6)
 
 

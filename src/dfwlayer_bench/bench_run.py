@@ -67,6 +67,7 @@ def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
         "device": plan.device,
         "seed": plan.seed,
         "functional": plan.functional,
+        "threads": plan.threads,
         "cpu": machine["cpu"],
         "cores": machine["cores"],
         "torch": machine["versions"]["torch"],

@@ -122,5 +122,5 @@ class _Recording:
 
     def __call__(self, query: Query) -> Tensor:
         if query.step == len(self.points):  # a method may ask more than once in a step
-            self.points.append(query.x[0])
+            self.points.append(query.x.reshape(-1))  # one problem, with or without a batch
         return self.rule(query)
