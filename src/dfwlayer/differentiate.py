@@ -82,16 +82,16 @@ class _Move(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
-        step = system.solve(v, tol=torch.finfo(v.dtype).eps, max_steps=2 * v.shape[-1] + 20)
+        u = system.invert(v)
         if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
-            return where_rows(torch.isfinite(step.u.sum(-1)), -step.u, 0), None, None, None
-        rest = v - system.hessian(step.u)
+            return where_rows(torch.isfinite(u.sum(-1)), -u, 0), None, None, None
+        rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         sound = torch.isfinite(rest.sum(-1) + nu)
         pinned = torch.where(system.face.free, 0, rest)
         return (
-            where_rows(sound, -step.u, 0),
+            where_rows(sound, -u, 0),
             torch.where(sound, -nu, 0),
             where_rows(sound, pinned, 0),
             None,

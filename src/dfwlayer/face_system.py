@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,8 +10,19 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Face
-from dfwlayer.linalg import Krylov, Mask, Scalar, axpy, conjugate_gradient, dot, inner, ratio, root
-from dfwlayer.objectives.base import Objective
+from dfwlayer.graphs import may_record, rebuilt, replay, static_of, tensors_of
+from dfwlayer.linalg import (
+    Krylov,
+    Mask,
+    Scalar,
+    Tangent,
+    conjugate_gradient,
+    dot,
+    inner,
+    ratio,
+    root,
+)
+from dfwlayer.objectives.base import Objective, objective_records
 
 __all__ = ["FaceSystem"]
 
@@ -39,7 +50,8 @@ class FaceSystem:
         v: Tensor,
         *,
         tol: float,
-        max_steps: int | Tensor,
+        max_steps: int,
+        cap: Scalar | None = None,
         stop: Callable[[Tensor], Mask] | None = None,
         ask: int = 8,
         floor: Scalar = 0.0,
@@ -50,17 +62,48 @@ class FaceSystem:
             v,
             tol=tol,
             max_steps=max_steps,
-            clean=self.tangent,
+            cap=cap,
+            subspace=self.tangent,
             precondition=self._preconditioner(v) if self.face.bends else None,
             stop=stop,
             ask=ask,
             floor=0.0 if self.face.bends else floor,
         )
 
-    def tangent(self, v: Tensor) -> Tensor:
-        """The part of v in the tangent space."""
-        v = v * self._free
-        return axpy(v, -inner(self._unit, v), self._unit)
+    def invert(self, v: Tensor) -> Tensor:
+        """u to the rounding of the dtype."""
+        if self.objective.isotropic and not self.face.bends:
+            return self.tangent(v)
+        tol, most = torch.finfo(v.dtype).eps, 2 * v.shape[-1] + 20
+        u = self._recorded(v, tol)
+        if u is None:
+            return self.solve(v, tol=tol, max_steps=most).u
+        start, unfinished = u
+        if bool(unfinished):
+            rest = v - self.hessian(start)
+            return start + self.solve(rest, tol=tol, max_steps=most).u
+        return start
+
+    def _recorded(self, v: Tensor, tol: float) -> tuple[Tensor, Tensor] | None:
+        """The first steps from a CUDA graph, and whether they were not enough."""
+        if self.face.bends or not self.objective.quadratic or not objective_records(self.objective):
+            return None
+        objective, (free, unit) = self.objective, self.tangent
+        tensors = (*tensors_of(objective), v, free, unit)
+        if not may_record(tensors):
+            return None
+        most = 16 if v.dtype == torch.float32 else 32
+
+        def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            own, (v, free, unit) = rebuilt(objective, copies)
+            found = conjugate_gradient(
+                lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=Tangent(free, unit)
+            )
+            return found.u, torch.as_tensor(found.unfinished).any()
+
+        with torch.no_grad():
+            found = replay(("invert", *static_of(objective), tol), calculate, tensors)
+            return None if found is None else (found[0].clone(), found[1])
 
     def multiplier(self, rest: Tensor) -> Tensor:
         """ν with νa ≈ rest = v − H u on the free coordinates."""
@@ -69,16 +112,13 @@ class FaceSystem:
         return dot(a, rest) / torch.where(length > 0, length, 1)
 
     @cached_property
-    def _free(self) -> Tensor:
-        return self.face.free.to(self.x.dtype)
-
-    @cached_property
-    def _unit(self) -> Tensor:
-        """a / ‖a‖, zero where nothing is active."""
+    def tangent(self) -> Tangent:
+        """The tangent space."""
         a = self.face.normal
         largest = a.abs().amax(-1, keepdim=True)
         a = a / torch.where(largest > 0, largest, 1)  # squares of weights may leave the range
-        return axpy(torch.zeros_like(a), ratio(1.0, root(inner(a, a)), 0.0), a)
+        unit = a * ratio(1.0, root(inner(a, a)), 0.0)
+        return Tangent(self.face.free.to(self.x.dtype), unit)
 
     def _preconditioner(self, v: Tensor) -> Callable[[Tensor], Tensor]:
         """Inverse of a diagonal that resembles H: f's mean curvature along v, plus λC's own."""

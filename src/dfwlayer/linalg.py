@@ -9,14 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfwlayer import kernels
+
 __all__ = [
     "Mask",
     "Scalar",
+    "Tangent",
     "absolute",
     "any_row",
     "as_rows",
     "axpy",
     "conjugate_gradient",
+    "descend",
     "dot",
     "fill",
     "inner",
@@ -25,6 +29,7 @@ __all__ = [
     "norm",
     "number",
     "ratio",
+    "recording",
     "root",
     "scaled_norm",
     "select",
@@ -88,6 +93,13 @@ def fill(value: float, like: Scalar) -> Scalar:
     return torch.full_like(like, value) if isinstance(like, Tensor) else value
 
 
+def descend(x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor:
+    """x − gradient / curvature, or x where there is none."""
+    if isinstance(curvature, Tensor):
+        return torch.addcdiv(x, gradient, curvature, value=-1)
+    return axpy(x, -1 / curvature, gradient) if curvature > 0 else x
+
+
 def axpy(x: Tensor, factor: Scalar, d: Tensor) -> Tensor:
     """x + factor · d."""
     if isinstance(factor, Tensor):
@@ -137,8 +149,18 @@ def maximum(a: Scalar, b: Scalar) -> Scalar:
 
 
 def any_row(mask: Mask) -> bool:
-    """Whether the mask holds for some problem; makes a GPU wait."""
-    return bool(mask.any()) if isinstance(mask, Tensor) else mask
+    """Whether the mask holds for some problem; makes a GPU wait.
+
+    While a CUDA graph is recorded nobody can tell, and what may be needed is done.
+    """
+    if not isinstance(mask, Tensor):
+        return mask
+    return recording(mask) or bool(mask.any())
+
+
+def recording(like: Tensor) -> bool:
+    """Whether operations on that device are recorded into a CUDA graph."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per row -> (...)
@@ -153,6 +175,17 @@ def minimum(a: Scalar, b: Scalar) -> Scalar:
     return -maximum(-a, -b)
 
 
+class Tangent(NamedTuple):
+    """The subspace {v : v = 0 off the free set, ⟨unit, v⟩ = 0}; called, the projection onto it."""
+
+    free: Tensor  # (..., n), 1 or 0
+    unit: Tensor  # (..., n), of length one on the free set, or zero
+
+    def __call__(self, v: Tensor) -> Tensor:
+        v = v * self.free
+        return axpy(v, -inner(self.unit, v), self.unit)
+
+
 class Krylov(NamedTuple):
     """What conjugate gradients found."""
 
@@ -161,6 +194,7 @@ class Krylov(NamedTuple):
     steps: Scalar  # products each row took
     steepest: Scalar  # largest and
     flattest: Scalar  # least Rayleigh quotient met, in the preconditioner's norm
+    unfinished: Mask  # the steps were not enough
 
 
 def conjugate_gradient(
@@ -168,8 +202,9 @@ def conjugate_gradient(
     rhs: Tensor,  # (..., n)
     *,
     tol: float,
-    max_steps: int | Tensor,
-    clean: Callable[[Tensor], Tensor] | None = None,
+    max_steps: int,
+    cap: Scalar | None = None,
+    subspace: Tangent | None = None,
     precondition: Callable[[Tensor], Tensor] | None = None,
     stop: Callable[[Tensor], Mask] | None = None,
     ask: int = 8,
@@ -177,17 +212,15 @@ def conjugate_gradient(
 ) -> Krylov:
     """Solve the positive semi-definite systems matvec(u) = rhs to ‖residual‖ ≤ tol · ‖rhs‖.
 
-    A residual below ``floor`` is rounding and will do as well.
-
-    ``clean`` is the projection onto a subspace the system is restricted to, and
-    ``precondition`` maps that subspace to itself; the norm is the preconditioner's. Each row
+    A residual below ``floor`` is rounding and will do as well. The system may be restricted to a
+    subspace, which ``precondition`` maps to itself; the norm is the preconditioner's. Each row
     stops on its own, also where it meets a direction without curvature, so that a singular
     system gives the finite solution found in its range, and where ``stop``, asked after ``ask``
-    steps and ever more rarely then, tells from u that it has gone far enough. ``max_steps`` may
-    be a tensor (..., 1), a cap for each row.
+    steps and ever more rarely then, tells from u that it has gone far enough. ``cap`` is a
+    limit for each row beside ``max_steps``.
     """
     eps = torch.finfo(rhs.dtype).eps
-    residual = rhs if clean is None else clean(rhs)
+    residual = rhs if subspace is None else subspace(rhs)
     direction = residual if precondition is None else precondition(residual)
     rho = inner(residual, direction)
     target = maximum(tol * tol * rho, floor * floor)
@@ -197,15 +230,13 @@ def conjugate_gradient(
     length = rho  # ⟨direction, direction⟩ in the preconditioner's norm
     steepest = steps = fill(0.0, rho)  # the steepest is the scale of "flat"
     flattest = fill(torch.inf, rho)
+    if subspace is not None and precondition is None and kernels.take(rhs):
+        return _fused(matvec, residual, subspace, target, max_steps, cap, stop, ask)
     every = 1 if rhs.device.type == "cpu" else 8
-    if isinstance(max_steps, Tensor):
-        most = int(max_steps.amax()) if u.numel() else 0
-    else:
-        most = max_steps
-    for step in range(most):
+    for step in range(max_steps):
         going = going & (rho > target)
-        if isinstance(max_steps, Tensor):
-            going = going & (step < max_steps)
+        if cap is not None:
+            going = going & (cap > step)
         if stop is not None and step == ask:
             ask *= 2
             going = select_mask(stop(u), False, going)
@@ -223,12 +254,50 @@ def conjugate_gradient(
         alpha = select(going, ratio(rho, curvature, 0.0), 0.0)
         u = axpy(u, alpha, direction)
         residual = axpy(residual, -alpha, product)
-        if clean is not None:  # what is left of the other directions would swamp a small residual
-            residual = clean(residual)
+        if subspace is not None:  # what is left beside it would swamp a small residual
+            residual = subspace(residual)
         conditioned = residual if precondition is None else precondition(residual)
         following = inner(residual, conditioned)
         beta = ratio(following, rho, 0.0)
         direction = axpy(conditioned, beta, direction)
         length = following + beta * beta * length
         rho = following
-    return Krylov(u, flat, steps, steepest, flattest)
+    return Krylov(u, flat, steps, steepest, flattest, going & (rho > target))
+
+
+def _fused(
+    matvec: Callable[[Tensor], Tensor],
+    residual: Tensor,
+    subspace: Tangent,
+    target: Scalar,
+    max_steps: int,
+    cap: Scalar | None,
+    stop: Callable[[Tensor], Mask] | None,
+    ask: int,
+) -> Krylov:
+    """The same on a GPU, where one launch does all that follows a product."""
+
+    def each(value: Scalar | Mask) -> Tensor:  # in memory of its own, as it changes in place
+        return torch.as_tensor(value, device=residual.device).expand_as(rho).clone()
+
+    rho = torch.linalg.vecdot(residual, residual).unsqueeze(-1)
+    direction, residual, u = residual.clone(), residual.clone(), torch.zeros_like(residual)
+    free, unit = subspace.free.contiguous(), subspace.unit.contiguous()
+    length, enough, limit = (
+        rho.clone(),
+        each(target),
+        each(float(max_steps) if cap is None else cap),
+    )
+    going, flat = rho > 0, rho < 0
+    steepest, steps, flattest = each(0 * rho), each(0 * rho), torch.full_like(rho, torch.inf)
+    for step in range(max_steps):
+        if stop is not None and step == ask:
+            ask *= 2
+            going.logical_and_(torch.as_tensor(stop(u)).logical_not())
+        if step % 8 == 0 and not any_row(going & (rho > enough)):
+            break
+        product = matvec(direction).contiguous()
+        vectors = (product, direction, residual, u, free, unit)
+        numbers = (rho, enough, length, going, steepest, flattest, flat, steps, limit)
+        kernels.cg_update(*vectors, *numbers, step=step)
+    return Krylov(u, flat, steps, steepest, flattest, going & (rho > enough))

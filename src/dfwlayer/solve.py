@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.differentiate import MODES
+from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import as_rows, conjugate_gradient, dot, where_rows
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Problem, Settings, gap_of
-from dfwlayer.objectives.base import Objective, common_batch
+from dfwlayer.objectives.base import Objective, common_batch, objective_records
+from dfwlayer.recorded import Recorded, solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
@@ -96,21 +97,21 @@ def solve(
     lead = () if batch is None else (batch,)
     objective = objective.bind(batch)
     constraint = constraint.bind(shape, dtype, device)
+    settings = Settings(tol, max_steps, step_size, schedule, warm=x0 is not None)
     bad: Tensor | None = None
-    if verify:
-        objective, bad_objective = objective.verified()
-        constraint, bad_constraint = constraint.verified()
-        for flagged in (bad_objective, bad_constraint):
-            if flagged is not None:
-                bad = flagged if bad is None else bad | flagged
-        if bad is not None:
-            bad = bad.expand(lead)
-            objective, constraint = objective.replace_rows(bad), constraint.replace_rows(bad)
-
-    start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
-    problem = Problem(objective, constraint, constraint.unbounded())
-    settings = Settings(tol, max_steps, step_size, schedule)
-    outcome = MODES[mode](solver, problem, start, settings)
+    recorded: Recorded | None = None
+    if mode == "implicit" and device.type == "cuda":
+        rows = None if x0 is None else _rows(x0, math.prod(shape), lead)
+        recorded = solve_recorded(solver, objective, constraint, rows, lead, settings, verify)
+    if recorded is not None:
+        problem, outcome, face = recorded
+        if torch.is_grad_enabled():
+            outcome = outcome._replace(x=attach(problem, outcome.x, face))
+    else:
+        objective, constraint, bad = _verified(objective, constraint, lead, verify)
+        start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
+        problem = Problem(objective, constraint, constraint.unbounded())
+        outcome = MODES[mode](solver, problem, start, settings)
     x, value, gradient = outcome.x, outcome.value, outcome.gradient
     if value is None or gradient is None:
         with torch.no_grad():
@@ -122,6 +123,25 @@ def solve(
         value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
         status = torch.where(bad, int(Status.NONFINITE), status)
     return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
+
+
+def _verified(
+    objective: Objective, constraint: Constraint, lead: tuple[int, ...], verify: bool
+) -> tuple[Objective, Constraint, Tensor | None]:
+    """Raise for values no problem can have; put harmless ones in place of bad problems."""
+    if not verify:
+        return objective, constraint, None
+    if objective_records(objective) and not bool(objective.suspect()):
+        bad = None
+    else:
+        objective, bad = objective.verified()
+    constraint, flagged = constraint.verified()
+    if flagged is not None:
+        bad = flagged if bad is None else bad | flagged
+    if bad is None:
+        return objective, constraint, None
+    bad = bad.expand(lead)
+    return objective.replace_rows(bad), constraint.replace_rows(bad), bad
 
 
 def check_settings(
@@ -193,12 +213,17 @@ def _start(
         return constraint.start(blank)
     n = size[-1]
     shared = x0.numel() == n
-    x0 = x0.reshape(-1, n) if len(size) > 1 else x0.reshape(n)
+    x0 = _rows(x0, n, size[:-1])
     # a last solution may hold the NaN rows of problems that were bad; those start afresh
     usable = torch.isfinite(x0).all(-1)
     if verify and shared and not bool(usable.all()):
         raise ValueError("x0: expected finite numbers, found NaN or infinity")
     return constraint.retract(where_rows(usable, x0, constraint.start(blank)).expand(size))
+
+
+def _rows(x0: Tensor, n: int, lead: tuple[int, ...]) -> Tensor:
+    """x0 as (B, n), or as (n,) without a batch."""
+    return x0.detach().reshape(-1, n) if lead else x0.detach().reshape(n)
 
 
 def _certify(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor
 
-__all__ = ["Atoms", "Constraint", "Face"]
+__all__ = ["Atoms", "Constraint", "Face", "RecordableConstraint", "constraint_records"]
 
 
 class Face(Protocol):
@@ -123,3 +124,34 @@ class Constraint(Protocol):
         Without ``scale`` it is the face x lies on to rounding. With the size (B,) of the
         objective's values it is the face on which the solution next to x is expected.
         """
+
+
+class RecordableFace(Face, Protocol):
+    """A face that a CUDA graph can find."""
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors it consists of beside x and the set's parameters."""
+
+
+class RecordableConstraint(Constraint, Protocol):
+    """A set, a dataclass, whose operations may be recorded in a CUDA graph.
+
+    None of them may make the host wait, or only through `dfwlayer.linalg.any_row`.
+    """
+
+    def suspect(self) -> Tensor:
+        """Whether ``verified`` should have a closer look, or a coordinate is unbounded: ()."""
+
+    def assume_bounded(self) -> Self:
+        """The set, known to bound every coordinate."""
+
+    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> RecordableFace:
+        """See `Constraint`."""
+
+    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> RecordableFace:
+        """The face at x that consists of these parts."""
+
+
+def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:
+    """Whether a set can be part of a CUDA graph."""
+    return hasattr(constraint, "face_of")

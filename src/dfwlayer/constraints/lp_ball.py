@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Atoms, Face
-from dfwlayer.constraints.lp_face import lp_face
+from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.lp_face import LpFace, lp_face
 from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.linalg import dot, scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
@@ -35,6 +36,7 @@ class LpBall:
     radius: float | Tensor = 1.0
     weight: Tensor | None = None
     _bound: bool = field(default=False, repr=False, compare=False)
+    _bounded: bool = field(default=False, repr=False, compare=False)  # no weight is zero
 
     def __post_init__(self) -> None:
         p, radius, weight = self.p, self.radius, self.weight
@@ -98,6 +100,21 @@ class LpBall:
             {"the objective": reference} | {k: v for k, v in own.items() if v is not None}
         )
         return LpBall(self.p, radius, weight, _bound=True)
+
+    def suspect(self) -> Tensor:
+        """Whether values are not finite, radii negative, or coordinates not bounded."""
+        radius = self._radius.detach()
+        total = radius.sum()
+        wrong = (radius < 0).any()
+        if self.weight is not None:
+            size = self.weight.detach().abs()
+            total = total + size.sum()
+            wrong = wrong | self._too_far(size, radius.unsqueeze(-1)).any()
+        return wrong | ~torch.isfinite(total)
+
+    def assume_bounded(self) -> LpBall:
+        """See `RecordableConstraint`."""
+        return replace(self, _bounded=True)
 
     def verified(self) -> tuple[LpBall, Tensor | None]:
         """Finite weights, finite radii that are not negative."""
@@ -233,10 +250,15 @@ class LpBall:
         size = 2 * scaled_norm(reach, order)
         return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
+    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> LpFace:
         """See `dfwlayer.constraints.lp_face.lp_face`."""
         unbounded = self._geometry.unbounded
         return lp_face(self.p, self._sizes, self._radius, x, g, scale, unbounded)
+
+    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
+        """See `RecordableConstraint`."""
+        free, multiplier, normal, size = parts
+        return LpFace(self.p, self._sizes, self._radius, x, free, multiplier, normal, size)
 
     @property
     def _sizes(self) -> Tensor:
@@ -263,10 +285,8 @@ class LpBall:
             return _Geometry(torch.ones_like(radius), radius, None, None)
         size = self.weight.abs()
         const, t = size.detach(), radius.detach()
-        # dividing t by the largest number first tells overflow of t/w without meeting it
-        too_far = (t / torch.finfo(size.dtype).max >= const) & (t > 0)
-        unbounded = (const == 0) | too_far
-        if not bool(unbounded.any()):
+        unbounded = self._too_far(const, t)
+        if self._bounded or not bool(unbounded.any()):
             return _Geometry(size, radius / size, None, const.amin(-1, keepdim=True) / size)
         reach = torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size))
         least = torch.where(unbounded, torch.inf, const).amin(-1, keepdim=True)
@@ -294,6 +314,12 @@ class LpBall:
         inverse = torch.where(unbounded, 0, 1 / omega)
         square = torch.where(unbounded, 0, (omega**2).clamp_min(tiny))
         return AxisBounds(omega, inverse, square, radius / unit, unbounded)
+
+    @staticmethod
+    def _too_far(size: Tensor, t: Tensor) -> Tensor:
+        """Mask of the coordinates whose weight is zero or whose bound t/w cannot be held."""
+        # dividing t by the largest number first tells overflow of t/w without meeting it
+        return (size == 0) | ((t / torch.finfo(size.dtype).max >= size) & (t > 0))
 
     def _pull(self, g: Tensor) -> Tensor:
         """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import Mask, Scalar, fill, inner, maximum, number, ratio, scaled_norm, select
 
-__all__ = ["lp_face"]
+__all__ = ["LpFace", "lp_face"]
 
 
 def lp_face(
@@ -117,6 +117,11 @@ class LpFace:
     def bends(self) -> bool:
         """For 1 < p < ∞."""
         return self.p not in (1, torch.inf)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """See `dfwlayer.constraints.base.RecordableFace`."""
+        multiplier, size = (torch.as_tensor(v) for v in (self.multiplier, self.size))
+        return self.free, multiplier, self.normal, size
 
     def curvature(self, v: Tensor) -> Tensor:
         """λ(p − 1)/h · w² y^(p−2) v, y = w|x|/h; the rest of C vanishes on the tangent space."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfwlayer import kernels
 from dfwlayer.linalg import dot
 
 __all__ = ["AxisBounds", "project_l1", "project_lp"]
@@ -39,6 +40,8 @@ def project_l1(ball: AxisBounds, z: Tensor, near: Tensor | None = None) -> Tenso
             a few Newton steps for θ from there usually make sorting unnecessary.
 
     """
+    if ball.unbounded is None and kernels.take(z):
+        return kernels.project_l1(z.contiguous(), ball.omega, ball.inverse, ball.length)
     size = z.abs()
     if z.dim() == 1 and z.device.type == "cpu":
         x = _from_guess(ball, z, size, near)

@@ -35,6 +35,7 @@ class Settings:
     max_steps: int
     step_size: StepSize | None
     temperature: Temperature
+    warm: bool  # a start was given
 
 
 class Outcome(NamedTuple):

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer import kernels
 from dfwlayer.linalg import (
     Mask,
     Scalar,
     absolute,
     any_row,
     axpy,
+    descend,
     fill,
     inner,
     maximum,
@@ -93,7 +95,7 @@ class Spectral:
         short = at.spend(steps, rows)
         value: Scalar = at.value
         for step in range(steps):
-            free = axpy(x, -ratio(1.0, self.alpha, 0.0), gradient)
+            free = descend(x, gradient, self.alpha)
             trial = constraint.project(free, near=x)
             # inside the set there is no face to look for
             last = step == steps - 1 or trial is free
@@ -104,12 +106,7 @@ class Spectral:
                 value = number(tensor)
             if short is not None:
                 trial, slope = keep(left > step, trial, x), keep(left > step, slope, gradient)
-            d = trial - x
-            square, curvature = inner(d, d), inner(d, slope - gradient)
-            at.observe(curvature, square, rounding * root(square))
-            # along a flat direction the next step may be longer
-            met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
-            self.alpha = select(square > 0, met, self.alpha)
+            self._observe(at, x, gradient, trial, slope, rounding)
             x, gradient = trial, slope
             if last:
                 at.left = minimum(at.left + (steps - 1 - step), left)
@@ -119,6 +116,29 @@ class Spectral:
         fell = value <= at.value
         self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
         at.move(rows & fell, x, value, gradient)
+
+    def _observe(
+        self,
+        at: Iterate,
+        x: Tensor,
+        gradient: Tensor,
+        trial: Tensor,
+        slope: Tensor,
+        rounding: Scalar,
+    ) -> None:
+        """Take note of the curvature along a step and choose the next α."""
+        if isinstance(rounding, Tensor) and kernels.take(x):
+            numbers = (self.alpha, at.steepest, at.flattest, at.bent_down)
+            alpha, steepest, flattest, bent = (torch.as_tensor(v).clone() for v in numbers)
+            kernels.observe(x, gradient, trial, slope, alpha, steepest, flattest, bent, rounding)
+            self.alpha, at.steepest, at.flattest, at.bent_down = alpha, steepest, flattest, bent
+            return
+        d = trial - x
+        square, curvature = inner(d, d), inner(d, slope - gradient)
+        at.observe(curvature, square, rounding * root(square))
+        # along a flat direction the next step may be longer
+        met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
+        self.alpha = select(square > 0, met, self.alpha)
 
 
 @dataclass
@@ -146,7 +166,7 @@ class Accelerated:
                 slope = axpy(gradient, beta, gradient - previous_gradient)
             else:
                 slope = objective.gradient(y)
-            trial = constraint.project(axpy(y, -ratio(1.0, self.lipschitz, 0.0), slope), near=x)
+            trial = constraint.project(descend(y, slope, self.lipschitz), near=x)
             trial_slope = objective.gradient(trial)
             d = trial - y
             square, curvature = inner(d, d), inner(d, trial_slope - slope)
@@ -192,7 +212,7 @@ class Splitting:
         solve = objective.shifted(penalty)
         if solve is None:
             return None
-        dual = axpy(torch.zeros_like(at.x), -ratio(1.0, penalty, 0.0), at.gradient)
+        dual = descend(torch.zeros_like(at.x), at.gradient, penalty)
         linear = objective.gradient(torch.zeros_like(at.x))
         return Splitting(penalty, solve, linear, at.x, dual)
 

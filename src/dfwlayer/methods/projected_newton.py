@@ -23,6 +23,7 @@ from dfwlayer.linalg import (
     norm,
     number,
     ratio,
+    recording,
     root,
     select,
     select_mask,
@@ -35,6 +36,7 @@ __all__ = ["ProjectedNewton"]
 
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SPLITTING_STEPS = 7  # between two looks at the face
+RECORDED_STEPS = 16  # of conjugate gradients in a CUDA graph, which cannot end early
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class ProjectedNewton:
     @property
     def modes(self) -> tuple[str, ...]:
         return ("implicit",)
+
+    @property
+    def recordable(self) -> bool:
+        """The first rounds may be recorded in a CUDA graph."""
+        return True
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """See the class."""
@@ -105,7 +112,6 @@ class _Rounds:
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before
         self.status = zero + float(Status.MAX_STEPS)
-        self.cap = method.inner
         self.rounds = 0
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
@@ -113,7 +119,7 @@ class _Rounds:
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
         going = self._going()
-        if any_row(going & (inner(self.at.x, self.at.x) > 0)):
+        if self.settings.warm and any_row(going):
             self.polish(going, ask=2)
             self.judge(going)
         while any_row(going := self._going()):
@@ -125,6 +131,8 @@ class _Rounds:
             self.polish(self._settled(going))
             self.judge(going)
             self.rounds += 1
+            if recording(self.at.x):  # what is not done by now goes on without a graph
+                break
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
         steps = self.settings.max_steps - self.at.left
         return Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
@@ -159,12 +167,11 @@ class _Rounds:
             return inner(away, away) > 0.01 * inner(u, u)
 
         # one product is kept for the gradient at the result; the next round refines what is left
-        cap = minimum(select(rows, at.left - 1, 0.0), float(self.cap))
-        most = cap if isinstance(cap, Tensor) else int(cap)
         found = system.solve(
             system.tangent(-at.gradient),
             tol=0.03 * eps**0.5 if system.face.bends else 0.0,
-            max_steps=most,
+            max_steps=self._most(),
+            cap=select(rows, at.left - 1, 0.0),
             stop=left,
             ask=ask,
             floor=0.1 * eps * self._scale(),
@@ -219,6 +226,12 @@ class _Rounds:
             ended = ended | (rows & floored)
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
+
+    def _most(self) -> int:
+        """Steps of conjugate gradients in this round."""
+        if recording(self.at.x):
+            return RECORDED_STEPS if self.at.x.dtype == torch.float32 else 2 * RECORDED_STEPS
+        return self.method.inner << min(self.rounds, 6)
 
     def _going(self) -> Mask:
         """The problems that go on."""

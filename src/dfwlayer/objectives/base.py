@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from dfwlayer.linalg import Scalar
 
-__all__ = ["Curvature", "Objective", "check_tensors", "common_batch", "flag_nonfinite"]
+__all__ = [
+    "Curvature",
+    "Objective",
+    "RecordableObjective",
+    "check_tensors",
+    "common_batch",
+    "flag_nonfinite",
+    "objective_records",
+]
 
 
 class Curvature(NamedTuple):
@@ -82,6 +90,18 @@ class Objective(Protocol):
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""
+
+
+class RecordableObjective(Objective, Protocol):
+    """An objective, a dataclass, whose operations never make the host wait for a GPU."""
+
+    def suspect(self) -> Tensor:
+        """Whether ``verified`` should have a closer look: ()."""
+
+
+def objective_records(objective: Objective) -> TypeGuard[RecordableObjective]:
+    """Whether an objective can be part of a CUDA graph."""
+    return hasattr(objective, "suspect")
 
 
 def check_tensors(tensors: dict[str, Tensor], half_allowed: bool = False) -> None:

@@ -88,18 +88,25 @@ class LeastSquares:
             return LeastSquares(self.A[0], self.b)
         return self
 
+    def suspect(self) -> Tensor:
+        """Whether values are not finite."""
+        return ~torch.isfinite(self.b.detach().sum() + self._stored().sum())
+
     def verified(self) -> tuple[LeastSquares, Tensor | None]:
         """Finite data."""
         bad = flag_nonfinite("b", self.b, 1)
-        stored = self.A
-        if stored.layout == torch.sparse_coo:
-            stored = stored.detach()._values()
-        elif stored.layout == torch.sparse_csr:
-            stored = stored.detach().values()
-        flagged = flag_nonfinite("A", stored, stored.dim() if stored is not self.A else 2)
+        stored = self._stored()
+        flagged = flag_nonfinite("A", stored, 2 if self.A.layout == torch.strided else stored.dim())
         if flagged is not None:
             bad = flagged if bad is None else bad | flagged
         return self, bad
+
+    def _stored(self) -> Tensor:
+        """The entries of A that are stored."""
+        A = self.A.detach()
+        if A.layout == torch.sparse_coo:
+            return A._values()
+        return A.values() if A.layout == torch.sparse_csr else A
 
     def replace_rows(self, bad: Tensor) -> LeastSquares:
         """Flagged problems get a zero b, and a zero A where A is per problem."""

@@ -18,6 +18,7 @@ from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 __all__ = ["Quadratic"]
 
 LARGE = 4096  # up to this size P is factorised where products with it converge too slowly
+_ROUNDING = 8  # in units of eps · √n · the largest entry
 ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding and averaged away
 
 
@@ -103,6 +104,14 @@ class Quadratic:
         P = self.P[0] if self.P.dim() == 3 and self.P.shape[0] == 1 != batch else self.P
         return replace(self, P=symmetric_gradient(P) if P.requires_grad else P)
 
+    def suspect(self) -> Tensor:
+        """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
+        total = self.q.detach().sum()
+        if self.P is None:
+            return ~torch.isfinite(total)
+        right, skew, level = self._symmetry()
+        return ~torch.isfinite(total + right.sum()) | (skew > level).any()
+
     def verified(self) -> tuple[Quadratic, Tensor | None]:
         """Finite data and a symmetric P, at the price of two products with P.
 
@@ -112,23 +121,19 @@ class Quadratic:
         bad = flag_nonfinite("q", self.q, 1)
         if self.P is None:
             return self, bad
-        P, n = self.P.detach(), self.P.shape[-1]
-        probe = _probe(n, P.dtype, P.device)
-        right, left = P @ probe, P.mT @ probe
+        right, skew, level = self._symmetry()
         if not bool(torch.isfinite(right.sum())):
             flagged = flag_nonfinite("P", self.P, 2)
             if flagged is not None:
                 bad = flagged if bad is None else bad | flagged
-                P = torch.where(flagged[:, None, None], 0, P)
-                right, left = where_rows(~flagged, right, 0), where_rows(~flagged, left, 0)
-        skew = (right - left).abs().amax(-1)
-        level = 8 * torch.finfo(P.dtype).eps * n**0.5
-        # the largest entry of a positive semi-definite matrix is on its diagonal
-        entries = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
-        if not bool((skew > level * entries).any()):
+                skew = torch.where(flagged, 0, skew)
+        if not bool((skew > level).any()):
             return self, bad
+        P, n = self.P.detach(), self.P.shape[-1]
+        if bad is not None and P.dim() == 3:
+            P = torch.where(bad[:, None, None], 0, P)
         entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
-        rounding = level * entries
+        rounding = _ROUNDING * torch.finfo(P.dtype).eps * n**0.5 * entries
         if not bool((skew > rounding).any()):
             return self, bad
         if bool((skew > torch.maximum(rounding, ASYMMETRY * entries)).any()):
@@ -138,6 +143,17 @@ class Quadratic:
                 f"{float(worst):.1e} of P's largest; pass (P + P.mT) / 2"
             )
         return replace(self, P=0.5 * (self.P + self.P.mT)), bad
+
+    def _symmetry(self) -> tuple[Tensor, Tensor, Tensor]:
+        """P v (..., n) for a fixed v, the largest entry of P v − Pᵀv (...), and its rounding."""
+        assert self.P is not None
+        P, n = self.P.detach(), self.P.shape[-1]
+        probe = _probe(n, P.dtype, P.device)
+        right = P @ probe
+        skew = (right - P.mT @ probe).abs().amax(-1)
+        # the largest entry of a positive semi-definite matrix is on its diagonal
+        entries = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+        return right, skew, _ROUNDING * torch.finfo(P.dtype).eps * n**0.5 * entries
 
     def replace_rows(self, bad: Tensor) -> Quadratic:
         """Flagged problems become ½‖x‖²."""

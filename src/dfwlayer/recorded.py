@@ -1,0 +1,92 @@
+"""The whole forward pass as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint, Face, RecordableFace, constraint_records
+from dfwlayer.differentiate import locate
+from dfwlayer.graphs import may_record, rebuilt, replay, static_of, tensors_of
+from dfwlayer.methods.base import Method, Outcome, Problem, Settings
+from dfwlayer.objectives.base import Objective, objective_records
+from dfwlayer.solution import Status
+
+__all__ = ["Recorded", "solve_recorded"]
+
+
+class Recorded(NamedTuple):
+    """A solution that came from a recording."""
+
+    problem: Problem
+    outcome: Outcome
+    face: Face
+
+
+def solve_recorded(
+    method: Method,
+    objective: Objective,
+    constraint: Constraint,
+    x0: Tensor | None,  # (..., n)
+    lead: tuple[int, ...],
+    settings: Settings,
+    verify: bool,
+) -> Recorded | None:
+    """Check, solve and find the face in one graph, and wait for the GPU once.
+
+    None where there is no recording yet, where there cannot be one, and where the values need a
+    closer look; the call then goes its usual way.
+    """
+    able = getattr(method, "recordable", False)
+    if not (able and objective_records(objective) and constraint_records(constraint)):
+        return None
+    given = (*tensors_of(objective), *tensors_of(constraint))
+    tensors = given if x0 is None else (*given, x0)
+    if not may_record(tensors):
+        return None
+    n = objective.shape[0]
+
+    def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        own_objective, rest = rebuilt(objective, copies)
+        bare, rest = rebuilt(constraint, rest)
+        suspect = bare.suspect()
+        if verify:
+            suspect = suspect | own_objective.suspect()
+        own_constraint = bare.assume_bounded()
+        blank = copies[0].new_zeros((*lead, n))
+        start = own_constraint.start(blank)
+        if x0 is not None:
+            start = own_constraint.retract(rest[0].expand(*lead, n))
+            suspect = suspect | ~torch.isfinite(start.sum())
+        problem = Problem(own_objective, own_constraint, None)
+        outcome, face = locate(method, problem, start, settings)
+        unfinished = (outcome.status == Status.MAX_STEPS) & (outcome.num_steps < settings.max_steps)
+        flags = torch.stack((suspect, unfinished.any()))
+        assert outcome.value is not None and outcome.gradient is not None  # noqa: PT018
+        kept = (outcome.x, outcome.num_steps, outcome.status, outcome.value, outcome.gradient)
+        return flags, *kept, *cast("RecordableFace", face).parts()
+
+    parts = (*static_of(method), *static_of(objective), *static_of(constraint))
+    name = ("solve", *parts, lead, settings.tol, settings.max_steps, verify, x0 is None)
+    with torch.no_grad():
+        found = replay(name, calculate, tensors)
+        if found is None:
+            return None
+        flags, *kept = found
+        suspect, unfinished = flags.tolist()  # here the host waits, and only here
+        if suspect:
+            return None
+        bounded = constraint.assume_bounded()
+        problem = Problem(objective, bounded, None)
+        if unfinished:
+            more = replace(settings, warm=True)
+            outcome, face = locate(method, problem, kept[0].clone(), more)
+            outcome = outcome._replace(num_steps=outcome.num_steps + kept[1])
+            return Recorded(problem, outcome, face)
+        x, steps, status, value, gradient, *rest = (tensor.clone() for tensor in kept)
+        outcome = Outcome(x, steps, status, value, gradient)
+    return Recorded(problem, outcome, bounded.face_of(x, rest))
