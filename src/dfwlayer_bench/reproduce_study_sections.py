@@ -127,8 +127,8 @@ _NORM: list[Column] = [
     ("gradient error", _small("gradient_error")),
     ("largest gap / |f|", _worst("gap")),
     ("violation / t", _worst("violation")),
-    ("gap of the reference", _worst("reference_gap")),
-    ("its slope error", _worst("reference_slope_error")),
+    ("ref. gap", _worst("reference_gap")),
+    ("ref. slope error", _worst("reference_slope_error")),
 ]
 _STOPPED: list[Column] = [
     ("steps to the published stop", _number("steps")),
