@@ -1,0 +1,401 @@
+"""Triton kernels for CUDA: the vector work of an inner loop in one launch instead of dozens.
+
+Each kernel does what the same formulas in ``linalg``, ``constraints.lp_projection`` and
+``methods.phases`` do, reads every vector once and never waits for the host, so that a loop of
+them can be captured in a CUDA graph. A program of the grid works on one problem, or on a block of
+them where they are small.
+
+Vectors are (n,) or (B, n), float32 or float64; numbers and masks for each problem are (1,) or
+(B, 1). What is changed in place is contiguous and shares memory with nothing else. Triton comes
+with PyTorch where there is CUDA and is no dependency: without it, ``available()`` is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+try:
+    import triton  # type: ignore[import-not-found]
+    import triton.language as tl  # type: ignore[import-not-found]
+except ImportError:
+    triton = None
+
+__all__ = ["available", "cg_update", "fits", "observe", "project_l1", "step_l1", "take"]
+
+WIDEST = 16384  # entries of a problem that one program holds in registers
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+CEILING = {dtype: 0.25 * torch.finfo(dtype).max for dtype in EPS}  # of |z|/ω
+
+
+@cache
+def available() -> bool:
+    """Whether the kernels can run on this machine's current CUDA device."""
+    if triton is None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (7, 0)
+
+
+def fits(n: int) -> bool:
+    """Whether the kernels take problems of so many variables."""
+    return 0 < n <= WIDEST
+
+
+def take(like: Tensor) -> bool:
+    """Whether the kernels take vectors like these."""
+    return like.is_cuda and fits(like.shape[-1]) and like.dtype in EPS and available()
+
+
+def cg_update(
+    product: Tensor,  # ∇²f d, (B, n)
+    direction: Tensor,  # d, changed
+    residual: Tensor,  # changed
+    u: Tensor,  # changed
+    free: Tensor,  # 1 for a free coordinate, 0 for another
+    unit: Tensor,  # unit normal of the face, 0 if it has none
+    rho: Tensor,  # ⟨residual, residual⟩, (B, 1), changed
+    target: Tensor,  # the ρ that will do
+    length: Tensor,  # ⟨d, d⟩, changed
+    going: Tensor,  # mask, changed
+    steepest: Tensor,  # changed
+    flattest: Tensor,  # changed
+    flat: Tensor,  # mask, changed
+    steps: Tensor,  # changed
+    cap: Tensor,  # most steps of each problem
+    step: int = -1,
+) -> None:
+    """Everything after the product in a step of ``conjugate_gradient``, without preconditioner.
+
+    A problem that is not going, or stops at this step for want of curvature, keeps its vectors,
+    ρ and ⟨d, d⟩. ``step`` is compared with the cap; without it the steps that the problem has
+    taken are, which is the same where they are counted from 0 and also right in a CUDA graph that
+    is replayed.
+    """
+    product, free, unit = product.contiguous(), free.contiguous(), unit.contiguous()
+    vectors = (product, direction, residual, u, free, unit)
+    numbers = (rho, target, length, going, steepest, flattest, flat, steps, cap)
+    eps = EPS[direction.dtype]
+    _launch(_cg_update, direction, (*vectors, *numbers, step), EPS=eps)
+
+
+def project_l1(z: Tensor, omega: Tensor, inverse: Tensor, length: Tensor) -> Tensor:
+    """Projection of z (B, n) onto Σ ω|x| ≤ t; see ``lp_projection.project_l1``.
+
+    Args:
+        z: (B, n) or (n,).
+        omega: ω in (0, 1], of shape (n,), (B, n), (B, 1) or (1,).
+        inverse: 1/ω, of the same shape.
+        length: t, (1,) or (B, 1).
+
+    """
+    return _project(z.contiguous(), None, None, omega, inverse, length)
+
+
+def step_l1(
+    x: Tensor, gradient: Tensor, alpha: Tensor, omega: Tensor, inverse: Tensor, length: Tensor
+) -> Tensor:
+    """Projection of x − gradient/α, or of x where α ≤ 0, onto Σ ω|x| ≤ t."""
+    return _project(x.contiguous(), gradient.contiguous(), alpha, omega, inverse, length)
+
+
+def observe(
+    x: Tensor,  # (B, n)
+    gradient: Tensor,  # at x
+    trial: Tensor,  # where the step led
+    slope: Tensor,  # gradient there
+    alpha: Tensor,  # (B, 1), changed
+    steepest: Tensor,  # changed
+    flattest: Tensor,  # changed
+    bent_down: Tensor,  # mask, changed
+    rounding: Tensor,  # of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one
+) -> None:
+    """Take note of the curvature along a step of ``Spectral`` and choose the next α."""
+    x, gradient, trial, slope = (v.contiguous() for v in (x, gradient, trial, slope))
+    numbers = (alpha, steepest, flattest, bent_down, rounding)
+    _launch(_observe, x, (x, gradient, trial, slope, *numbers))
+
+
+class _Layout(NamedTuple):
+    """How a kernel is cut into programs."""
+
+    rows: int  # problems of a program
+    options: dict[str, int]
+
+
+@cache
+def _layout(n: int) -> _Layout:
+    block = 1 << (n - 1).bit_length()
+    # one warp needs no barrier to add up a row, so that short rows are as fast as they can be
+    rows = max(1, 256 // block) if block <= 64 else 1
+    warps = min(16, max(1, block // 256))
+    return _Layout(rows, {"ROWS": rows, "BLOCK": block, "num_warps": warps})
+
+
+def _launch(kernel: Any, like: Tensor, arguments: tuple[object, ...], **constants: Any) -> None:
+    n = like.shape[-1]
+    rows = like.numel() // n
+    if rows == 0:
+        return
+    layout = _layout(n)
+    grid = (-(-rows // layout.rows),)
+    index = like.get_device()  # −1 for the CPU, where Triton's interpreter runs
+    if index < 0 or index == torch.cuda.current_device():
+        kernel[grid](*arguments, rows, n, **constants, **layout.options)
+        return
+    with torch.cuda.device(index):
+        kernel[grid](*arguments, rows, n, **constants, **layout.options)
+
+
+def _project(
+    x: Tensor,
+    gradient: Tensor | None,
+    alpha: Tensor | None,
+    omega: Tensor,
+    inverse: Tensor,
+    length: Tensor,
+) -> Tensor:
+    out = torch.empty_like(x)
+    columns = omega.shape[-1]
+    weight_stride = columns if omega.numel() > columns else 0
+    length_stride = 1 if length.numel() > 1 else 0
+    _launch(
+        _project_l1,
+        x,
+        (x, gradient, alpha, omega, inverse, length, out, weight_stride, length_stride),
+        WEIGHTED=columns > 1,
+        CEILING=CEILING[x.dtype],
+    )
+    return out
+
+
+def _jit(function: Callable[..., Any]) -> Any:
+    if triton is None:
+        return function
+    # other values of these shall not compile the kernel anew
+    runtime = ["rows", "step", "weight_stride", "length_stride"]
+    return triton.jit(function, do_not_specialize=runtime)
+
+
+@_jit
+def _total(a: tl.tensor) -> tl.tensor:
+    return tl.sum(a, axis=1, keep_dims=True)
+
+
+@_jit
+def _add(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
+    return a + c, b + d
+
+
+@_jit
+def _totals(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """Both sums of each row, at the price of one where warps have to wait for each other."""
+    return tl.reduce((a, b), 1, _add, keep_dims=True)
+
+
+@_jit
+def _ratio(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
+
+
+@_jit
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@_jit
+def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@_jit
+def _cg_update(
+    product: tl.tensor,
+    direction: tl.tensor,
+    residual: tl.tensor,
+    u: tl.tensor,
+    free: tl.tensor,
+    unit: tl.tensor,
+    rho: tl.tensor,
+    target: tl.tensor,
+    length: tl.tensor,
+    going: tl.tensor,
+    steepest: tl.tensor,
+    flattest: tl.tensor,
+    flat: tl.tensor,
+    steps: tl.tensor,
+    cap: tl.tensor,
+    step: tl.tensor,
+    rows: tl.tensor,
+    n: tl.tensor,
+    EPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    here = row < rows
+    cell = here & (column < n)
+    at = row * n + column
+    p = tl.load(product + at, mask=cell, other=0.0)
+    d = tl.load(direction + at, mask=cell, other=0.0)
+    r = tl.load(residual + at, mask=cell, other=0.0)
+    point = tl.load(u + at, mask=cell, other=0.0)
+    open_ = tl.load(free + at, mask=cell, other=0.0)
+    a = tl.load(unit + at, mask=cell, other=0.0)
+    square = tl.load(rho + row, mask=here, other=0.0)
+    enough = tl.load(target + row, mask=here, other=0.0)
+    size = tl.load(length + row, mask=here, other=0.0)
+    on = tl.load(going + row, mask=here, other=0)
+    top = tl.load(steepest + row, mask=here, other=0.0)
+    low = tl.load(flattest + row, mask=here, other=0.0)
+    lost = tl.load(flat + row, mask=here, other=0)
+    taken = tl.load(steps + row, mask=here, other=0.0)
+    most = tl.load(cap + row, mask=here, other=0.0)
+
+    on = on & (square > enough) & (tl.where(step < 0, taken, step) < most)
+    curvature = _total(d * p)
+    quotient = _ratio(curvature, size)
+    top = _larger(top, tl.abs(quotient))
+    least = EPS * top * size
+    tl.store(steepest + row, top, mask=here)
+    tl.store(flattest + row, _smaller(low, quotient), mask=here & on)
+    tl.store(steps + row, taken + 1, mask=here & on)
+    tl.store(flat + row, lost | (on & (curvature <= least)), mask=here)
+    on = on & (curvature > least)
+    tl.store(going + row, on, mask=here)
+
+    alpha = tl.where(on, _ratio(square, curvature), 0.0)
+    r = (r - alpha * p) * open_
+    r = r - a * _total(a * r)
+    following = _total(r * r)
+    beta = _ratio(following, square)
+    moved = cell & on
+    tl.store(u + at, point + alpha * d, mask=moved)
+    tl.store(residual + at, r, mask=moved)
+    tl.store(direction + at, r + beta * d, mask=moved)
+    tl.store(length + row, following + beta * beta * size, mask=here & on)
+    tl.store(rho + row, following, mask=here & on)
+
+
+@_jit
+def _eta(
+    chosen: tl.tensor, square: tl.tensor, delta: tl.tensor, t: tl.tensor, otherwise: tl.tensor
+) -> tl.tensor:
+    part = tl.where(chosen, square, 0.0)
+    mass, moment = _totals(part, part * delta)
+    return tl.where(mass > 0, (t + moment) / tl.where(mass > 0, mass, 1.0), otherwise)
+
+
+@_jit
+def _project_l1(
+    x: tl.tensor,
+    gradient: tl.tensor,
+    alpha: tl.tensor,
+    omega: tl.tensor,
+    inverse: tl.tensor,
+    length: tl.tensor,
+    out: tl.tensor,
+    weight_stride: tl.tensor,
+    length_stride: tl.tensor,
+    rows: tl.tensor,
+    n: tl.tensor,
+    WEIGHTED: tl.constexpr,
+    CEILING: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    here = row < rows
+    cell = here & (column < n)
+    at = row * n + column
+    z = tl.load(x + at, mask=cell, other=0.0)
+    weights = row * weight_stride
+    weighed = here
+    if WEIGHTED:
+        weights += column
+        weighed = cell
+    w = tl.load(omega + weights, mask=weighed, other=1.0)
+    steepness = tl.load(inverse + weights, mask=weighed, other=1.0)
+    t = tl.load(length + row * length_stride, mask=here, other=0.0).to(tl.float64)
+    support = z != 0
+    if gradient is not None:
+        slope = tl.load(gradient + at, mask=cell, other=0.0)
+        steep = tl.load(alpha + row, mask=here, other=0.0)
+        z = z - slope * _ratio(1.0, steep)
+
+    # sums in double precision: in float32 they would cost the result a digit
+    size = tl.abs(z)
+    wide = w.to(tl.float64)
+    weight = _total(wide * size.to(tl.float64))
+    inside = weight <= t
+    pull = _smaller(size * steepness, CEILING)
+    largest = tl.max(pull, axis=1, keep_dims=True)
+    delta = (largest - pull).to(tl.float64)
+    square = tl.where(cell, tl.maximum(wide * wide, 2.0**-1022), 0.0)
+
+    # The η of any set of entries, (t + Σ ω²δ) / Σ ω², is not below the solution's, and that of
+    # the entries with δ < η is not above η: Newton's method on a convex function. It starts at
+    # the η of the entry that pulls most, so that no sum leaves the range, or at that of the
+    # support of x, which is often the right one. As long as η falls an entry is left out for
+    # good, therefore the loop ends.
+    lead = tl.max(tl.where(delta == 0, square, 0.0), axis=1, keep_dims=True)
+    eta = tl.where(inside, 0.0, _ratio(t, lead))
+    if gradient is not None:
+        eta = tl.minimum(eta, _eta(support, square, delta, t, eta))
+    falling = 1
+    while falling > 0:
+        following = _eta(delta < eta, square, delta, t, eta)
+        falling = tl.max((following < eta).to(tl.int32))
+        eta = tl.minimum(following, eta)
+
+    eta = tl.where(weight == weight, eta, weight)  # NaN if z is
+    moved = _larger(eta - delta, 0.0) * wide
+    moved = tl.where(z < 0, -moved, moved).to(z.dtype)
+    tl.store(out + at, tl.where(inside, z, moved), mask=cell)
+
+
+@_jit
+def _observe(
+    x: tl.tensor,
+    gradient: tl.tensor,
+    trial: tl.tensor,
+    slope: tl.tensor,
+    alpha: tl.tensor,
+    steepest: tl.tensor,
+    flattest: tl.tensor,
+    bent_down: tl.tensor,
+    rounding: tl.tensor,
+    rows: tl.tensor,
+    n: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    here = row < rows
+    cell = here & (column < n)
+    at = row * n + column
+    old = tl.load(x + at, mask=cell, other=0.0)
+    new = tl.load(trial + at, mask=cell, other=0.0)
+    old_slope = tl.load(gradient + at, mask=cell, other=0.0)
+    new_slope = tl.load(slope + at, mask=cell, other=0.0)
+    steep = tl.load(alpha + row, mask=here, other=0.0)
+    top = tl.load(steepest + row, mask=here, other=0.0)
+    low = tl.load(flattest + row, mask=here, other=0.0)
+    bent = tl.load(bent_down + row, mask=here, other=0)
+    error = tl.load(rounding + row, mask=here, other=0.0)
+
+    d = new - old
+    square, curvature = _totals(d * d, d * (new_slope - old_slope))
+    error = error * tl.sqrt(square)
+    met = _ratio(curvature, square)
+    sure = here & (curvature > error)
+    tl.store(bent_down + row, bent | (curvature < -error), mask=here)
+    tl.store(steepest + row, _larger(top, met), mask=sure)
+    tl.store(flattest + row, _smaller(low, met), mask=sure)
+    tl.store(alpha + row, _larger(met, 0.1 * steep), mask=here & (square > 0))

@@ -1,0 +1,500 @@
+"""The fused kernels against the formulas they stand for, in double precision.
+
+They run on a CUDA device, and on the CPU where Triton is installed and TRITON_INTERPRET=1.
+"""
+
+import itertools
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dfwlayer import kernels
+from dfwlayer.constraints.lp_projection import AxisBounds
+from dfwlayer.constraints.lp_projection import project_l1 as project_l1_eagerly
+from dfwlayer.linalg import Tangent, conjugate_gradient, inner, maximum, ratio, root, select
+from dfwlayer.methods.phases import Iterate
+from helpers import DTYPES, F64
+
+INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
+compiled = pytest.mark.skipif(INTERPRETED, reason="TRITON_INTERPRET=1 compiles no kernel")
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="on the CPU the kernels need triton and TRITON_INTERPRET=1"
+)
+DEVICES = (
+    pytest.param("cuda", marks=[pytest.mark.cuda, needs_triton, compiled]),
+    pytest.param("cpu", marks=interpreted),
+)
+SIZES = [
+    pytest.param(device.values[0], B, n, marks=device.marks)
+    for device in DEVICES
+    for B in (1, 3, 64, 4096)
+    for n in (1, 6, 100, 500, 2000, 5000)
+    # the interpreter works entry by entry
+    if device.values[0] == "cuda" or B * n <= 500
+]
+cases = pytest.mark.parametrize(("device", "B", "n"), SIZES)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+devices = pytest.mark.parametrize("device", DEVICES)
+# NumPy, which the interpreter computes with, warns where a GPU does not
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def blocks(kinds, B):
+    """Row numbers, below B + K, of batches of B that together show each of the K kinds."""
+    total = B + len(kinds)
+    count = math.ceil(len(kinds) / B)
+    return [[row % total for row in range(i * B, (i + 1) * B)] for i in range(count)]
+
+
+def rows_of(kinds, total):
+    """Numbers of the rows of each kind."""
+    return {kind: list(range(first, total, len(kinds))) for first, kind in enumerate(kinds)}
+
+
+def draw(rows, n, device, dtype):
+    """Normal entries, rounded to the dtype, as float64."""
+    return torch.randn(rows, n, dtype=dtype, device=device).double()
+
+
+def near(got, want, scale, n, factor=8.0):
+    """|got − want| within the rounding of sums of n terms of the scale."""
+    tol = factor * torch.finfo(got.dtype).eps * math.sqrt(n) * scale
+    wrong = ~((got.double() - want).abs() <= tol) & ~(got.isnan() & want.isnan())
+    wrong &= got.double() != want  # infinities
+    assert not wrong.any(), (got[wrong][:5], want[wrong][:5])
+
+
+CG_KINDS = (
+    "plain",
+    "solved",  # rho = 0
+    "good enough",
+    "stopped",
+    "capped",
+    "no curvature",
+    "bent down",
+    "no normal",
+    "one free",
+    "not finite",
+)
+
+
+def make_cg(B, n, device, dtype):
+    """A state of conjugate gradients for each kind of row, as the loop would leave it."""
+    total = B + len(CG_KINDS)
+    state = SimpleNamespace(
+        free=(torch.rand(total, n, device=device) < 0.7).double(), u=draw(total, n, device, dtype)
+    )
+    rows = rows_of(CG_KINDS, total)
+    state.free[:, 0] = 1
+    state.free[rows["one free"], 1:] = 0
+    state.unit = draw(total, n, device, dtype).sign() * state.free
+    state.unit /= state.unit.norm(dim=-1, keepdim=True)
+    state.unit[rows["no normal"]] = 0
+    state.unit = state.unit.to(dtype).double()
+    state.residual = tangent(state, draw(total, n, device, dtype)).to(dtype).double()
+    state.direction = state.residual + 0.5 * tangent(state, draw(total, n, device, dtype))
+    state.direction = state.direction.to(dtype).double()
+    state.residual[rows["solved"]] = state.direction[rows["solved"]] = 0
+    state.product = state.direction * (0.5 + torch.rand_like(state.direction))
+    state.product = state.product.to(dtype).double()
+    state.product[rows["no curvature"]] = 0
+    state.product[rows["bent down"]] *= -1
+    state.product[rows["not finite"], 0] = torch.nan
+    state.rho = inner(state.residual, state.residual).to(dtype).double()
+    state.length = inner(state.direction, state.direction).to(dtype).double()
+    state.target = (1e-6 * state.rho).to(dtype).double()
+    state.target[rows["good enough"]] = 2 * state.rho[rows["good enough"]]
+    state.going = state.rho > 0
+    state.going[rows["stopped"]] = False
+    state.steepest = torch.full_like(state.rho, 0.75)
+    state.steepest[::2] = 0
+    state.flattest = torch.full_like(state.rho, torch.inf)
+    state.flat = torch.zeros_like(state.going)
+    state.flat[rows["stopped"]] = True
+    state.steps = torch.full_like(state.rho, 5)
+    state.cap = torch.full_like(state.rho, 6)
+    state.cap[rows["capped"]] = 5
+    return state
+
+
+def tangent(state, v):
+    v = v * state.free
+    return v - state.unit * inner(state.unit, v)
+
+
+def cg_step(state, step, eps):
+    """The step, on float64; the vectors and lengths of rows that stay are left alone."""
+    going = state.going & (state.rho > state.target) & (step < state.cap)
+    curvature = inner(state.direction, state.product)
+    quotient = ratio(curvature, state.length, 0.0)
+    state.steepest = maximum(state.steepest, quotient.abs())
+    least = eps * state.steepest * state.length
+    lower = torch.minimum(state.flattest, quotient)
+    state.flattest = torch.where(going, lower, state.flattest)
+    state.steps = state.steps + going
+    state.flat = state.flat | (going & (curvature <= least))
+    state.going = going = going & (curvature > least)
+    alpha = torch.where(going, state.rho / curvature, 0)
+    u = state.u + alpha * state.direction
+    residual = tangent(state, state.residual - alpha * state.product)
+    following = inner(residual, residual)
+    beta = ratio(following, state.rho, 0.0)
+    direction = residual + beta * state.direction
+    length = following + beta * beta * state.length
+    state.u = torch.where(going, u, state.u)
+    state.residual = torch.where(going, residual, state.residual)
+    state.direction = torch.where(going, direction, state.direction)
+    state.length = torch.where(going, length, state.length)
+    state.rho = torch.where(going, following, state.rho)
+    return alpha
+
+
+CG_VECTORS = ("product", "direction", "residual", "u", "free", "unit")
+CG_NUMBERS = (
+    *("rho", "target", "length", "going", "steepest", "flattest"),
+    *("flat", "steps", "cap"),
+)
+
+
+def launch_cg(state, **step):
+    kernels.cg_update(*(getattr(state, name) for name in CG_VECTORS + CG_NUMBERS), **step)
+
+
+def take(state, rows, dtype):
+    """Some rows of a state in a dtype of their own."""
+    rows = torch.as_tensor(list(rows), device=state.u.device)
+    return SimpleNamespace(
+        **{
+            name: value[rows].to(value.dtype if value.dtype == torch.bool else dtype).clone()
+            for name, value in vars(state).items()
+        }
+    )
+
+
+@cases
+@dtypes
+def test_cg_update(device, B, n, dtype):
+    whole = make_cg(B, n, device, dtype)
+    eps = torch.finfo(dtype).eps
+    for rows, by_steps in itertools.product(blocks(CG_KINDS, B), (True, False)):
+        state, want = take(whole, rows, dtype), take(whole, rows, F64)
+        size = [x.norm(dim=-1, keepdim=True) for x in (want.u, want.direction, want.product)]
+        before = take(state, range(B), dtype)
+        launch_cg(state, **({} if by_steps else {"step": 5}))
+        alpha = cg_step(want, 5, eps)
+        for name in ("going", "flat", "steps"):
+            assert torch.equal(getattr(state, name), getattr(want, name).to(state.__dict__[name]))
+        for name in ("u", "residual", "direction", "length", "rho"):
+            kept = torch.where(want.going, 0, getattr(before, name))
+            assert torch.equal(torch.where(want.going, 0, getattr(state, name)), kept), name
+        residual = before.residual.double().norm(dim=-1, keepdim=True)
+        pushed = residual + alpha * size[2]
+        near(state.steepest, want.steepest, size[2] / size[1].clamp_min(1e-30), n)
+        near(state.flattest, want.flattest, size[2] / size[1].clamp_min(1e-30), n)
+        near(state.u, want.u, size[0] + alpha * size[1], n)
+        near(state.residual, want.residual, pushed, n)
+        near(state.rho, want.rho, pushed**2, n)
+        near(state.direction, want.direction, pushed * (1 + size[1] / residual), n, 32.0)
+        near(state.length, want.length, pushed**2 * (1 + size[1] / residual) ** 2, n, 32.0)
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("shape", [(6,), (5, 6), (3, 100)], ids=str)
+def test_conjugate_gradients_with_the_kernel(device, dtype, shape):
+    """The loop over products and launches ends where ``conjugate_gradient`` ends."""
+    n = shape[-1]
+    R = torch.randn(n, n, dtype=F64)
+    P = (R @ R.T / n + torch.eye(n)).to(device, dtype)
+    state = SimpleNamespace(free=torch.ones(shape, device=device, dtype=dtype))
+    state.free[..., -2:] = 0
+    state.unit = state.free / math.sqrt(n - 2)
+    rhs = torch.randn(*shape, dtype=dtype).to(device)
+    free_part = rhs * state.free
+    state.residual = free_part - state.unit * (state.unit * free_part).sum(-1, keepdim=True)
+    state.direction, state.u = state.residual.clone(), torch.zeros_like(rhs)
+    state.rho = torch.linalg.vecdot(state.residual, state.residual).unsqueeze(-1)
+    state.target, state.length = 1e-8 * state.rho, state.rho.clone()
+    state.going, state.flat = state.rho > 0, state.rho < 0
+    state.steepest, state.steps = torch.zeros_like(state.rho), torch.zeros_like(state.rho)
+    state.flattest = torch.full_like(state.rho, torch.inf)
+    state.cap = torch.full_like(state.rho, 20)
+    for _ in range(24):
+        state.product = state.direction @ P
+        launch_cg(state)
+    want = conjugate_gradient(  # on the CPU, without kernels
+        lambda v: v @ P.cpu(),
+        rhs.cpu(),
+        tol=1e-4,
+        max_steps=20,
+        subspace=Tangent(state.free.cpu(), state.unit.cpu()),
+    )
+    tol = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(state.u.cpu(), want.u, rtol=tol, atol=tol)
+    assert not state.flat.any()
+    for name in ("steps", "flattest"):  # numbers, for one problem on the CPU
+        exact = torch.as_tensor(getattr(want, name), dtype=dtype).expand(state.rho.shape)
+        torch.testing.assert_close(getattr(state, name).cpu(), exact, rtol=tol, atol=0)
+
+
+BALL_KINDS = (
+    "outside",
+    "inside",
+    "origin",
+    "no radius",
+    "far out",
+    "ties",
+    "one entry",
+    "on the boundary",
+    "infinite",
+    "not finite",
+    "spread out",
+)
+WEIGHTS = ("one", "one each", "shared", "own")
+
+
+def make_ball(B, n, device, dtype, weights, lengths):
+    total = B + len(BALL_KINDS)
+    rows = rows_of(BALL_KINDS, total)
+    shape = {"one": (1,), "one each": (total, 1), "shared": (n,), "own": (total, n)}[weights]
+    omega = torch.ones(shape, dtype=dtype, device=device)
+    if shape[-1] == n:
+        omega = 0.01 + 0.99 * torch.rand(shape, dtype=dtype, device=device)
+        omega /= omega.amax(-1, keepdim=True)
+    length = 1 + torch.rand((total, 1) if lengths else (1,), dtype=dtype, device=device)
+    if lengths:
+        length[rows["no radius"]] = 0
+    z = torch.randn(total, n, dtype=dtype, device=device) + 3
+    z *= torch.randn(total, n, dtype=dtype, device=device).sign()
+    full, t = omega.expand_as(z), length.expand(total, 1)
+    lead = full.argmax(-1, keepdim=True)  # where the weight is 1
+    near_the_origin = 0.5 * t / (full * z).abs().sum(-1, keepdim=True).clamp_min(1e-30) * z
+    z[rows["inside"]] = near_the_origin[rows["inside"]]
+    z[rows["origin"]] = 0
+    z[rows["far out"]] *= math.sqrt(torch.finfo(dtype).max)
+    z[rows["ties"]] = (2 * t / full)[rows["ties"]].expand(-1, n)
+    z[rows["one entry"]] = torch.zeros_like(z).scatter(-1, lead, -3 * t)[rows["one entry"]]
+    z[rows["on the boundary"]] = torch.zeros_like(z).scatter(-1, lead, t)[rows["on the boundary"]]
+    z[rows["infinite"], -1] = -torch.inf
+    z[rows["not finite"], 0] = torch.nan
+    z[rows["spread out"]] *= 10 ** (8 * torch.rand_like(z[rows["spread out"]]) - 4)
+    return z, omega, length
+
+
+def project_wide(z, omega, inverse, length):
+    """The projection of the δ of this dtype, everything from there in float64; and η."""
+    ceiling = 0.25 * torch.finfo(z.dtype).max
+    inside = (omega.double() * z.double().abs()).sum(-1, keepdim=True) <= length
+    pull = (z.abs() * inverse).clamp(max=ceiling)
+    delta = (pull.amax(-1, keepdim=True) - pull).double()
+    ordered, index = delta.sort(-1)
+    omega, t = omega.double().expand_as(z), length.double()
+    square = (omega**2).gather(-1, index)
+    eta = ((t + (square * ordered).cumsum(-1)) / square.cumsum(-1)).amin(-1, keepdim=True)
+    x = torch.copysign((eta - delta).clamp_min(0) * omega, z.double())
+    return torch.where(inside, z.double(), x), torch.where(inside, 0, eta)
+
+
+@cases
+@dtypes
+@pytest.mark.parametrize("lengths", [False, True], ids=["one radius", "radii"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_project_l1(device, B, n, dtype, weights, lengths):
+    every_z, every_omega, every_length = make_ball(B, n, device, dtype, weights, lengths)
+    eps = torch.finfo(dtype).eps
+    for rows in blocks(BALL_KINDS, B):
+        z = every_z[rows]
+        omega = every_omega[rows] if every_omega.shape[:-1] else every_omega
+        length = every_length[rows] if lengths else every_length
+        inverse = 1 / omega
+        x = kernels.project_l1(z, omega, inverse, length)
+        want, eta = project_wide(z, omega, inverse, length)
+        full = omega.double().expand_as(z)
+        # beyond the rounding of the result, that of η in double precision
+        slack = 64 * torch.finfo(F64).eps * eta * full
+        wrong = ~((x.double() - want).abs() <= eps * want.abs() + slack)
+        wrong &= ~(x.isnan() & want.isnan())
+        assert not wrong.any(), (x[wrong][:5], want[wrong][:5])
+        assert not x[(want == 0) & (eta.isfinite())].any()
+        size = (full * x.double().abs()).sum(-1, keepdim=True)
+        spread = eta * (full**2 * (want != 0)).sum(-1, keepdim=True)  # what a rounded η moves
+        assert (size.isnan() | (size <= length + 4 * eps * (length + spread))).all()
+        if z.numel() > 10**6:
+            continue
+        # on the CPU, where it sorts
+        ball = AxisBounds(*(v.cpu() for v in (omega, inverse, omega**2, length)), None)
+        eager = project_l1_eagerly(ball, z.cpu()).to(device)
+        off = ~((x - eager).abs() <= 8 * eps * (eager.abs() + eta * full))
+        assert not (off & ~(x.isnan() & eager.isnan())).any()
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("shape", [(1,), (6,), (70,), (3, 6), (9, 100)], ids=str)
+def test_step_l1(device, dtype, shape):
+    """The step is the projection of x − gradient/α; one problem has no batch dimension."""
+    x, gradient = (torch.randn(shape, dtype=dtype).to(device) for _ in range(2))
+    omega = 0.5 + 0.5 * torch.rand(shape[-1:], dtype=dtype).to(device)
+    length = torch.full((*shape[:-1], 1), 1.5, dtype=dtype, device=device)
+    for alpha in (0.25, 4.0, 0.0, -1.0):
+        each = torch.full_like(length, alpha)
+        if len(shape) > 1:
+            each[0] = 1.0
+        got = kernels.step_l1(x, gradient, each, omega, 1 / omega, length)
+        assert got.shape == x.shape
+        z = x - torch.where(each > 0, gradient / each, 0)
+        want, _ = project_wide(z, omega, 1 / omega, length)
+        near(got, want, z.double().abs().amax(-1, keepdim=True), shape[-1])
+
+
+OBSERVED = ("plain", "stays", "flat", "bent down", "below rounding", "negative below", "long")
+
+
+@cases
+@dtypes
+def test_observe(device, B, n, dtype):
+    total = B + len(OBSERVED)
+    rows = rows_of(OBSERVED, total)
+    x, d, gradient = (draw(total, n, device, dtype) for _ in range(3))
+    d = (x + d).to(dtype).double() - x  # what the kernel sees
+    change = d * (0.5 + torch.rand_like(d))
+    d[rows["stays"]] = change[rows["stays"]] = 0
+    change[rows["flat"]] = 0
+    for kind in ("bent down", "negative below"):
+        change[rows[kind]] *= -1
+    change[rows["long"]] *= 100
+    trial = (x + d).to(dtype)
+    slope = (gradient + change).to(dtype)
+    rounding = torch.full((total, 1), 1e-6, dtype=dtype, device=device)
+    for kind in ("below rounding", "negative below"):
+        rounding[rows[kind]] = 1e6
+    alpha, steepest = (1 + torch.rand(total, 1).to(device, dtype) for _ in range(2))
+    flattest = torch.full_like(alpha, torch.inf)
+    flattest[::3] = 0.1
+    bent = torch.zeros(total, 1, dtype=torch.bool, device=device)
+    bent[::5] = True
+    for pick in blocks(OBSERVED, B):
+        vectors = [v[pick].to(dtype) for v in (x, gradient, trial, slope)]
+        numbers = [v[pick].clone() for v in (alpha, steepest, flattest, bent)]
+        old_x, old_slope, new_x, new_slope = (v.double() for v in vectors)
+        step, bend = (new_x - old_x), (new_slope - old_slope)
+        square, curvature = inner(step, step), inner(step, bend)
+        seen = SimpleNamespace(
+            steepest=numbers[1].double(), flattest=numbers[2].double(), bent_down=numbers[3]
+        )
+        Iterate.observe(seen, curvature, square, rounding[pick].double() * root(square))
+        met = maximum(ratio(curvature, square, 0.0), 0.1 * numbers[0].double())
+        following = select(square > 0, met, numbers[0].double())
+        kernels.observe(*vectors, *numbers, rounding[pick])
+        scale = bend.norm(dim=-1, keepdim=True) / step.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        scale = scale + numbers[0].double() + numbers[1].double()
+        near(numbers[0], following, scale, n)
+        near(numbers[1], seen.steepest, scale, n)
+        near(numbers[2], seen.flattest, scale, n)
+        assert torch.equal(numbers[3], seen.bent_down)
+
+
+@devices
+def test_not_a_number_stays_where_it_is(device):
+    """A problem that is not finite changes no other one in its block."""
+    z = torch.randn(5, 4, device=device) * 3
+    one = torch.ones(1, device=device)
+    want = kernels.project_l1(z, one, one, one)
+    bad = z.clone()
+    bad[2, 1] = torch.nan
+    got = kernels.project_l1(bad, one, one, one)
+    assert got[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(got[others], want[others])
+
+
+@devices
+def test_no_problems(device):
+    z, one = torch.empty(0, 6, device=device), torch.ones(1, device=device)
+    assert kernels.project_l1(z, one, one, one).shape == (0, 6)
+
+
+def test_fits():
+    assert kernels.fits(1)
+    assert kernels.fits(kernels.WIDEST)
+    assert not kernels.fits(0)
+    assert not kernels.fits(kernels.WIDEST + 1)
+
+
+def test_available_says_what_the_machine_has():
+    assert kernels.available() == (kernels.triton is not None and torch.cuda.is_available())
+
+
+@pytest.mark.cuda
+@needs_triton
+@compiled
+@dtypes
+def test_widest(dtype):
+    z = torch.randn(2, kernels.WIDEST, device="cuda", dtype=dtype) * 3
+    one = torch.ones(1, device="cuda", dtype=dtype)
+    want, _ = project_wide(z, one, one, one)
+    near(kernels.project_l1(z, one, one, one), want, 1.0, 1)
+    state = make_cg(len(CG_KINDS), kernels.WIDEST, "cuda", dtype)
+    state, want = (take(state, range(len(CG_KINDS)), kind) for kind in (dtype, F64))
+    launch_cg(state)
+    cg_step(want, 5, torch.finfo(dtype).eps)
+    near(state.u, want.u, want.u.norm(dim=-1, keepdim=True), 1)
+
+
+@pytest.mark.cuda
+@needs_triton
+@compiled
+@pytest.mark.parametrize("shape", [(2000,), (64, 100), (512, 6)], ids=str)
+def test_captured_in_a_graph(shape):
+    """A spectral step and a step of conjugate gradients, replayed, go where launches go."""
+    n = shape[-1]
+    P = torch.randn(n, n, device="cuda")
+    P = P @ P.T / n + torch.eye(n, device="cuda")
+    one = torch.ones(1, device="cuda")
+    rhs = torch.randn(shape, device="cuda")
+    number = rhs[..., :1]
+
+    def begin():
+        x = torch.zeros_like(rhs)
+        state = SimpleNamespace(free=torch.ones_like(rhs), unit=torch.zeros_like(rhs), u=x.clone())
+        state.residual, state.direction = rhs.clone(), rhs.clone()
+        state.rho = (rhs * rhs).sum(-1, keepdim=True)
+        state.target, state.length = 1e-10 * state.rho, state.rho.clone()
+        state.going, state.flat = state.rho > 0, state.rho < 0
+        state.steepest, state.steps = torch.zeros_like(state.rho), torch.zeros_like(state.rho)
+        state.flattest = torch.full_like(state.rho, torch.inf)
+        state.cap = torch.full_like(state.rho, 5)
+        seen = [torch.full_like(number, 5.0), torch.zeros_like(number), torch.zeros_like(number)]
+        seen += [torch.zeros_like(number, dtype=torch.bool), torch.full_like(number, 1e-6)]
+        return x, -rhs, state, seen
+
+    def advance(x, gradient, state, seen):
+        trial = kernels.step_l1(x, gradient, seen[0], one, one, one)
+        slope = trial @ P - rhs
+        kernels.observe(x, gradient, trial, slope, *seen)
+        x.copy_(trial)
+        gradient.copy_(slope)
+        state.product = state.direction @ P
+        launch_cg(state)
+
+    want, got = begin(), begin()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        advance(*begin())  # compile outside of the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        advance(*got)
+    for _ in range(8):
+        advance(*want)
+        graph.replay()
+    torch.testing.assert_close(got[0], want[0])
+    torch.testing.assert_close(got[2].u, want[2].u)
+    torch.testing.assert_close(got[3][0], want[3][0])
+    assert (got[2].steps <= 5).all()
+    assert (got[2].steps > 0).all()
+    assert (want[0].abs().sum(-1) <= 1 + 1e-5).all()
