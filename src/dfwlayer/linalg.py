@@ -277,8 +277,10 @@ def _fused(
 ) -> Krylov:
     """The same on a GPU, where one launch does all that follows a product."""
 
-    def each(value: Scalar | Mask) -> Tensor:  # in memory of its own, as it changes in place
-        return torch.as_tensor(value, device=residual.device).expand_as(rho).clone()
+    def each(value: Scalar) -> Tensor:  # in memory of its own, as it changes in place
+        if isinstance(value, Tensor):
+            return value.expand_as(rho).clone()
+        return torch.full_like(rho, value)
 
     rho = torch.linalg.vecdot(residual, residual).unsqueeze(-1)
     direction, residual, u = residual.clone(), residual.clone(), torch.zeros_like(residual)
@@ -289,7 +291,7 @@ def _fused(
         each(float(max_steps) if cap is None else cap),
     )
     going, flat = rho > 0, rho < 0
-    steepest, steps, flattest = each(0 * rho), each(0 * rho), torch.full_like(rho, torch.inf)
+    steepest, steps, flattest = each(0.0), each(0.0), each(torch.inf)
     for step in range(max_steps):
         if stop is not None and step == ask:
             ask *= 2

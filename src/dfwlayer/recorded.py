@@ -35,6 +35,7 @@ def solve_recorded(
     lead: tuple[int, ...],
     settings: Settings,
     verify: bool,
+    attempts: int = 3,
 ) -> Recorded | None:
     """Check, solve and find the face in one graph, and wait for the GPU once.
 
@@ -82,11 +83,30 @@ def solve_recorded(
             return None
         bounded = constraint.assume_bounded()
         problem = Problem(objective, bounded, None)
-        if unfinished:
-            more = replace(settings, warm=True)
-            outcome, face = locate(method, problem, kept[0].clone(), more)
-            outcome = outcome._replace(num_steps=outcome.num_steps + kept[1])
-            return Recorded(problem, outcome, face)
         x, steps, status, value, gradient, *rest = (tensor.clone() for tensor in kept)
+        if unfinished:
+            return _continued(method, problem, x, steps, settings, attempts)
         outcome = Outcome(x, steps, status, value, gradient)
     return Recorded(problem, outcome, bounded.face_of(x, rest))
+
+
+def _continued(
+    method: Method,
+    problem: Problem,
+    x: Tensor,
+    steps: Tensor,
+    settings: Settings,
+    attempts: int,
+) -> Recorded:
+    """Go on from x, a few more times with a recording, then without."""
+    more = replace(settings, warm=True)
+    found: Recorded | None = None
+    if attempts > 0:
+        lead = tuple(x.shape[:-1])
+        found = solve_recorded(
+            method, problem.objective, problem.constraint, x, lead, more, False, attempts - 1
+        )
+    if found is None:
+        outcome, face = locate(method, problem, x, more)
+        found = Recorded(problem, outcome, face)
+    return found._replace(outcome=found.outcome._replace(num_steps=found.outcome.num_steps + steps))

@@ -36,7 +36,7 @@ __all__ = ["ProjectedNewton"]
 
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SPLITTING_STEPS = 7  # between two looks at the face
-RECORDED_STEPS = 16  # of conjugate gradients in a CUDA graph, which cannot end early
+RECORDED_STEPS = 20  # of conjugate gradients in a CUDA graph, which cannot end early
 
 
 @dataclass(frozen=True)
