@@ -232,7 +232,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
             time.sleep(0.01)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        ended = process.wait()
+    assert ended == -signal.SIGKILL, f"the run ended by itself with {ended}"
     before = {
         name: text for name, text in cells(out).items() if len(json.loads(text)["seconds"]) == 1
     }
