@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from dfwlayer.constraints.base import Face
+from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.expansion import Known, expand
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import dot, where_rows
+from dfwlayer.mapped import HIDDEN, level, one_batch, ranks_of
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
+from dfwlayer.objectives.base import Objective
+from dfwlayer.transforms import Pullback, derived, filled, tensors_in
 
 __all__ = ["MODES", "attach", "implicit", "locate", "unroll"]
 
@@ -43,6 +47,8 @@ def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) ->
     outcome, face = locate(method, problem, x, settings)
     if not torch.is_grad_enabled():
         return outcome
+    if isinstance(method, Known):
+        return outcome._replace(x=expand(problem, outcome.x, face, method.order))
     return outcome._replace(x=attach(problem, outcome.x, face))
 
 
@@ -51,17 +57,25 @@ def locate(method: Method, problem: Problem, x: Tensor, settings: Settings) -> t
     with torch.no_grad():
         outcome = method.run(problem, x, settings)
         x = problem.constraint.retract(outcome.x)
-        value, gradient = problem.objective.value_and_gradient(x)
-        scale = value.abs() + dot(gradient, x).abs()
-        face = problem.constraint.face(x, gradient, scale)
+        value, gradient, face = _face(problem, x)
     return outcome._replace(x=x, value=value, gradient=gradient), face
+
+
+def _face(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Face]:
+    """f and ∇f at a solution, and its face."""
+    value, gradient = problem.objective.value_and_gradient(x)
+    scale = value.abs() + dot(gradient, x).abs()
+    return value, gradient, problem.constraint.face(x, gradient, scale)
 
 
 def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
     """The solution x, carrying the gradient of `implicit`."""
     residual = problem.objective.gradient(x) + face.force()
     system = FaceSystem(problem.objective, face, x)
-    move: Tensor = _Move.apply(residual, face.excess(), face.pinned(), system)  # type: ignore[no-untyped-call]
+    tensors = tensors_in((problem.objective, problem.constraint))
+    move: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
+        residual, face.excess(), face.pinned(), system, problem, *tensors
+    )
     return x + move
 
 
@@ -73,18 +87,29 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, residual: Tensor, excess: Tensor, pinned: Tensor, system: FaceSystem
+        ctx: Any,
+        residual: Tensor,
+        excess: Tensor,
+        pinned: Tensor,
+        system: FaceSystem,
+        problem: Problem,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.system = system
+        ctx.system, ctx.problem = system, problem
+        ctx.save_for_backward(*tensors)
         return torch.zeros_like(residual)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
+        none: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - 3)
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            # the gradient is to be differentiated or mapped: past the residuals, which do not
+            # know that x depends on the parameters
+            return None, None, None, None, None, *_gradients(ctx, v)
         u = system.invert(v)
         if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
-            return where_rows(torch.isfinite(u.sum(-1)), -u, 0), None, None, None
+            return where_rows(torch.isfinite(u.sum(-1)), -u, 0), None, None, *none
         rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
@@ -94,5 +119,55 @@ class _Move(torch.autograd.Function):
             where_rows(sound, -u, 0),
             torch.where(sound, -nu, 0),
             where_rows(sound, pinned, 0),
-            None,
+            *none,
         )
+
+
+def _gradients(ctx: Any, v: Tensor) -> list[Tensor | None]:
+    """Gradients in all the tensors of the problem, differentiable in them and in v."""
+    objective, constraint, _ = ctx.problem
+    x: Tensor = ctx.system.x
+    ranks = ranks_of(objective, constraint)
+    tensors = ctx.saved_tensors
+    recipe = _Nearby(objective, constraint, ranks)
+    with torch.enable_grad():
+        if recipe(1, x, *(t.detach() for t in tensors))[0].requires_grad:
+            raise RuntimeError(HIDDEN)
+    needed = ctx.needs_input_grad[5:]
+    wanted = tuple(i + 1 for i, need in enumerate(needed) if need)
+    found = iter(derived(Pullback(recipe, 1, wanted), v, x, *level(tensors, ranks)))
+    return [
+        next(found).reshape(t.shape) if need else None
+        for t, need in zip(tensors, needed, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Nearby:
+    """(the solution, the tensors of a problem) ↦ the solution, differentiably."""
+
+    objective: Objective
+    constraint: Constraint
+    ranks: tuple[int, ...] | None
+
+    @property
+    def batches(self) -> bool:
+        return self.ranks is not None
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset()
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        x, *tensors = inputs
+        n = x.shape[-1]
+        lead: tuple[int, ...] = x.shape[:-1]
+        if self.ranks is not None:
+            (x, *tensors), lead = one_batch(inputs, (1, *self.ranks))
+            x = x.expand(*lead, n) if len(lead) == 1 else x
+        objective, constraint = filled((self.objective, self.constraint), iter(tensors))
+        # like solve(): what a set keeps of its parameters has to be measured with autograd
+        problem = Problem(objective, constraint, constraint.unbounded())
+        with torch.no_grad():
+            _, _, face = _face(problem, x)
+        return (expand(problem, x, face, order).reshape(*lead, n),)

@@ -7,20 +7,24 @@ import math
 import torch
 from torch import Tensor
 
+from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate import MODES, attach
-from dfwlayer.linalg import as_rows, conjugate_gradient, dot, where_rows
+from dfwlayer.linalg import where_rows
+from dfwlayer.mapped import Arguments, solve_transformed, transformed
 from dfwlayer.methods import METHODS
-from dfwlayer.methods.base import Method, Problem, Settings, gap_of
+from dfwlayer.methods.base import Method, Problem, Settings
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
 from dfwlayer.recorded import Recorded, solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["check_settings", "solve"]
 
 
+@uncompiled
 def solve(
     objective: Objective,
     constraint: Constraint,
@@ -91,6 +95,11 @@ def solve(
                 temperature=temperature,
                 verify=verify,
             )
+    arguments = Arguments(objective, constraint, x0, step_size)
+    if transformed(arguments):
+        given = {"tol": tol, "max_steps": max_steps, "temperature": schedule, "verify": verify}
+        given |= {"method": solver, "differentiate": mode}
+        return solve_transformed(solve, arguments, given)
     shape, dtype = objective.shape, objective.dtype
     sizes = objective.batch_sizes | constraint.batch_sizes(shape)
     batch = common_batch(sizes | ({} if x0 is None else _check_start(x0, objective)))
@@ -116,7 +125,9 @@ def solve(
     if value is None or gradient is None:
         with torch.no_grad():
             value, gradient = objective.value_and_gradient(x.detach())
-    gap, status = _certify(problem, x.detach(), value, gradient, outcome.status, tol)
+    gap, status = outcome.gap, outcome.status
+    if gap is None:
+        gap, status = certify(problem, x.detach(), value, gradient, status, tol)
 
     if bad is not None:
         x = where_rows(~bad, x, torch.nan)
@@ -224,36 +235,3 @@ def _start(
 def _rows(x0: Tensor, n: int, lead: tuple[int, ...]) -> Tensor:
     """x0 as (B, n), or as (n,) without a batch."""
     return x0.detach().reshape(-1, n) if lead else x0.detach().reshape(n)
-
-
-def _certify(
-    problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, status: Tensor, tol: float
-) -> tuple[Tensor, Tensor]:
-    """The gap, and the status that follows from it.
-
-    Where coordinates F are unbounded, the certificate is that of the problem with them minimised
-    out: with u = (∇²f)_FF⁻¹ g_F, minimising them lowers f by ½⟨g_F, u⟩ and changes the gradient
-    by −∇²f u, so f(x) − f* ≤ ½⟨g_F, u⟩ + the gap for that gradient. Exact for quadratics.
-    """
-    objective, constraint, unbounded = problem
-    with torch.no_grad():
-        shift = torch.zeros_like(value)
-        if unbounded is not None:
-            g = torch.where(unbounded, gradient, 0)
-            found = conjugate_gradient(
-                lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
-                g,
-                tol=torch.finfo(x.dtype).eps,
-                max_steps=2 * x.shape[-1] + 20,
-            )
-            # rounding leaves a slope of this size that has no meaning along a flat direction
-            noise = 64 * torch.finfo(x.dtype).eps * gradient.abs().amax(-1)
-            flat = as_rows(found.flat, torch.bool) & (g.abs().amax(-1) > noise)
-            shift = torch.where(flat, torch.inf, 0.5 * dot(g, found.u))
-            status = torch.where(flat, int(Status.UNBOUNDED), status)
-            gradient = gradient - objective.hvp(x, found.u)
-        gap = gap_of(constraint, x, gradient, unbounded) + shift
-        proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
-        open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
-        status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
-    return gap, status

@@ -1,0 +1,196 @@
+"""What solve() does inside of torch.func transforms and forward-mode automatic differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from dfwlayer.constraints import LpBall
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.expansion import Known
+from dfwlayer.objectives import LeastSquares, Quadratic
+from dfwlayer.objectives.base import Objective
+from dfwlayer.solution import Solution
+from dfwlayer.step_size import StepSize
+from dfwlayer.transforms import derived, filled, tensors_in
+
+__all__ = [
+    "HIDDEN",
+    "Arguments",
+    "level",
+    "one_batch",
+    "ranks_of",
+    "solve_transformed",
+    "transformed",
+]
+
+# dimensions of one problem's tensors; all of them may have a batch in front
+RANKS: dict[type, dict[str, int]] = {
+    Quadratic: {"P": 2, "q": 1},
+    LeastSquares: {"A": 2, "b": 1},
+    LpBall: {"radius": 0, "weight": 1},
+}
+
+HIDDEN = (
+    "the objective or the set uses a tensor with requires_grad that is not one of its arguments "
+    "(a module's parameter inside fn?), which would get no gradient here: pass it as one of the "
+    "params of Smooth, or detach it"
+)
+
+
+class Arguments(NamedTuple):
+    """The arguments of solve() that may hold tensors."""
+
+    objective: Objective
+    constraint: Constraint
+    x0: Tensor | None
+    step_size: StepSize | None
+
+
+def transformed(arguments: Arguments) -> bool:
+    """Whether the call is inside of a torch.func transform or has tangents."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    duals = [forward_ad.unpack_dual(t) for t in tensors_in(arguments)]  # type: ignore[no-untyped-call]
+    return any(dual.tangent is not None for dual in duals)
+
+
+def solve_transformed(
+    solve: Callable[..., Solution], arguments: Arguments, settings: dict[str, Any]
+) -> Solution:
+    """Solve on plain tensors, batched where a vmap asks for it, and attach the derivatives."""
+    ranks = ranks_of(*arguments)
+    tensors = level(tensors_in(arguments), ranks)
+    call = _Call(solve, arguments, settings, ranks)
+    found = derived(_Found(call, torch.is_grad_enabled()), *(t.detach() for t in tensors))
+    x, value, gap, num_steps, status = found
+    if torch.is_grad_enabled():
+        (x,) = derived(_Carried(call), x.detach(), *tensors)
+    return Solution(x, value, gap, num_steps, status)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of solve() with other tensors in its arguments."""
+
+    solve: Callable[..., Solution]
+    arguments: Arguments
+    settings: dict[str, Any]
+    ranks: tuple[int, ...] | None
+
+    def __call__(self, tensors: Sequence[Tensor], known: Tensor | None, order: int) -> Solution:
+        """Solve, or, where the solution is known, attach derivatives up to the order."""
+        lead: tuple[int, ...] | None = None
+        if self.ranks is not None:
+            if known is None:
+                tensors, lead = one_batch(tensors, self.ranks)
+            else:
+                (known, *tensors), lead = one_batch((known, *tensors), (1, *self.ranks))
+        objective, constraint, x0, step_size = filled(self.arguments, iter(tensors))
+        settings = self.settings | {"step_size": step_size}
+        if known is not None and settings["differentiate"] == "implicit":
+            x0, settings["method"] = known, Known(order)
+        sol = self.solve(objective, constraint, x0=x0, **settings)
+        if lead is None or len(lead) < 2:
+            return sol
+        numbers = (sol.value, sol.gap, sol.num_steps, sol.status)
+        return Solution(sol.x.reshape(*lead, sol.x.shape[-1]), *(n.reshape(lead) for n in numbers))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The solution and its certificate, without derivatives."""
+
+    call: _Call
+    differentiable: bool
+
+    @property
+    def batches(self) -> bool:
+        return self.call.ranks is not None
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset()
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        # as all known tensors are detached, x needs a gradient only if there are others
+        with torch.set_grad_enabled(self.differentiable):
+            sol = self.call([t.detach() for t in inputs], None, 0)
+        if sol.x.requires_grad:
+            raise RuntimeError(HIDDEN)
+        return sol.x, sol.value, sol.gap, sol.num_steps, sol.status
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """(the solution, what it was found from) ↦ the solution, differentiably."""
+
+    call: _Call
+
+    @property
+    def batches(self) -> bool:
+        return self.call.ranks is not None
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset()
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        x, *tensors = inputs
+        return (x.clone() if order == 0 else self.call(tensors, x, order).x,)
+
+
+def ranks_of(
+    objective: Objective, constraint: Constraint, *others: object
+) -> tuple[int, ...] | None:
+    """The dimensions of one problem's tensors, for each of `tensors_in` all the arguments.
+
+    None where it is not known that a batch may be put in front of each of them.
+    """
+    ranks: list[int] = []
+    for part in (objective, constraint):
+        if type(part) not in RANKS:
+            return None
+        tensors = [(getattr(part, name), rank) for name, rank in RANKS[type(part)].items()]
+        ranks += [rank for tensor, rank in tensors if isinstance(tensor, Tensor)]
+        if any(isinstance(t, Tensor) and t.layout != torch.strided for t, _ in tensors):
+            return None
+    for other in others:  # a start, and parts that should have no tensors
+        if isinstance(other, Tensor):
+            ranks.append(1)
+        elif tensors_in(other):
+            return None
+    return tuple(ranks)
+
+
+def level(tensors: Sequence[Tensor], ranks: Sequence[int] | None) -> list[Tensor]:
+    """The tensors, all with the same number of batch dimensions."""
+    if ranks is None:
+        return list(tensors)
+    depths = [t.dim() - rank for t, rank in zip(tensors, ranks, strict=True)]
+    return [t[(None,) * (max(depths) - depth)] for t, depth in zip(tensors, depths, strict=True)]
+
+
+def one_batch(
+    tensors: Sequence[Tensor], ranks: Sequence[int]
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    """Several batch dimensions as one, and their sizes; what is shared by all stays shared."""
+    leads = [t.shape[: t.dim() - rank] for t, rank in zip(tensors, ranks, strict=True)]
+    lead: tuple[int, ...] = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    if len(lead) < 2:
+        return list(tensors), lead
+    merged = []
+    for tensor, own in zip(tensors, leads, strict=True):
+        event = tensor.shape[len(own) :]
+        if all(size == 1 for size in own):
+            merged.append(tensor.reshape(event))
+        else:
+            merged.append(tensor.expand(*lead, *event).reshape(-1, *event))
+    return merged, lead

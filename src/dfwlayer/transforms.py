@@ -1,0 +1,242 @@
+"""torch.func, forward mode, higher derivatives and torch.compile around calls that solve.
+
+A solve is a loop that looks at its data, so transforms cannot pass through it. They meet one
+autograd.Function instead, `Derived`, which knows what to do with each of them: a vmap becomes a
+batch, a derivative becomes another `Derived`, and what reaches the bottom are plain tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Derived", "Pullback", "Recipe", "derived", "filled", "tensors_in", "uncompiled"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# what fullgraph=True says; older versions take no message
+_REASON = (
+    (
+        "dfwlayer.solve cannot be part of a compiled graph, since the number of its steps depends "
+        "on the data. Compile without fullgraph=True: it then runs between two graphs.",
+    )
+    if torch.__version__ >= "2.8"
+    else ()
+)
+
+
+class Recipe(Protocol):
+    """A calculation on tensors, to be done at the bottom of all transforms."""
+
+    @property
+    def batches(self) -> bool:
+        """Whether all inputs may get one more dimension in front, of size 1 where shared."""
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Inputs that must not be shared by a batch, since each problem has an output for them."""
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, with autograd derivatives that are right up to the order."""
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """(gradients in the outputs, inputs) ↦ gradients in some of the inputs."""
+
+    of: Recipe
+    outputs: int
+    wanted: tuple[int, ...]
+
+    @property
+    def batches(self) -> bool:
+        return self.of.batches
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset(self.outputs + i for i in (*self.wanted, *self.of.own))
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """By autograd."""
+        given, at = inputs[: self.outputs], inputs[self.outputs :]
+        with torch.enable_grad():
+            at = _leaves(at, self.wanted, order)
+            outs = self.of(order + 1, *at)
+            return _pulled(outs, [at[i] for i in self.wanted], given, keep=order > 0)
+
+
+@dataclass(frozen=True)
+class Pushforward:
+    """(movements of some of the inputs, inputs) ↦ movements of the outputs."""
+
+    of: Recipe
+    moving: tuple[int, ...]
+
+    @property
+    def batches(self) -> bool:
+        return self.of.batches
+
+    @property
+    def own(self) -> frozenset[int]:
+        tangents = len(self.moving)
+        return frozenset((*range(tangents), *(tangents + i for i in (*self.moving, *self.of.own))))
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The transpose of the pullback, which is linear: autograd twice, at any point."""
+        given, at = inputs[: len(self.moving)], inputs[len(self.moving) :]
+        with torch.enable_grad():
+            at = _leaves(at, self.moving, order)
+            outs = self.of(order + 1, *at)
+            anywhere = [torch.zeros_like(out).requires_grad_() for out in outs]
+            pulled = _pulled(outs, [at[i] for i in self.moving], anywhere, keep=True)
+            return _pulled(pulled, anywhere, given, keep=order > 0)
+
+
+def _leaves(inputs: Sequence[Tensor], chosen: Sequence[int], order: int) -> tuple[Tensor, ...]:
+    """The inputs, those chosen with autograd; below the outermost calculation its graph goes on."""
+    if order == 0:
+        return tuple(t.detach().requires_grad_(i in chosen) for i, t in enumerate(inputs))
+    fresh = {i for i in chosen if not inputs[i].requires_grad}
+    return tuple(t.detach().requires_grad_() if i in fresh else t for i, t in enumerate(inputs))
+
+
+def _pulled(
+    outs: Sequence[Tensor], at: Sequence[Tensor], given: Sequence[Tensor], keep: bool
+) -> tuple[Tensor, ...]:
+    """Gradients in ``at`` of those outputs that depend on anything."""
+    pairs = [(o, g.expand_as(o)) for o, g in zip(outs, given, strict=True) if o.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(t) for t in at)
+    some, grads = zip(*pairs, strict=True)
+    return torch.autograd.grad(some, at, grads, create_graph=keep, materialize_grads=True)
+
+
+class Derived(torch.autograd.Function):
+    """A recipe under any stack of torch.func transforms, forward mode and autograd."""
+
+    @staticmethod
+    def forward(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return recipe(0, *inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.recipe = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = tuple(i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed)
+        pullback = Pullback(ctx.recipe, len(given), wanted)
+        found = iter(derived(pullback, *given, *ctx.saved_tensors))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        moving = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
+        given = [tangent for tangent in tangents if tangent is not None]
+        return derived(Pushforward(ctx.recipe, moving), *given, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], recipe: Recipe, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        size, dims = info.batch_size, in_dims[1:]
+        if recipe.batches:
+            laid_out = []
+            for i, (tensor, dim) in enumerate(zip(inputs, dims, strict=True)):
+                if dim is not None:
+                    laid_out.append(tensor.movedim(dim, 0))
+                elif i in recipe.own:
+                    laid_out.append(tensor.expand(size, *tensor.shape))
+                else:
+                    laid_out.append(tensor.unsqueeze(0))
+            outs = derived(recipe, *laid_out)
+        else:
+            each = [
+                derived(
+                    recipe,
+                    *(
+                        t if dim is None else t.select(dim, k)
+                        for t, dim in zip(inputs, dims, strict=True)
+                    ),
+                )
+                for k in range(size)
+            ]
+            outs = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+        return outs, (0,) * len(outs)
+
+
+def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """``Derived.apply``, typed."""
+    out: tuple[Tensor, ...] = Derived.apply(recipe, *inputs)  # type: ignore[no-untyped-call]
+    return out
+
+
+def tensors_in(node: Any) -> list[Tensor]:
+    """The tensors in a dataclass or container, in a fixed order."""
+    found: list[Tensor] = []
+    _collect(node, found)
+    return found
+
+
+def _collect(node: Any, found: list[Tensor]) -> None:
+    if node is None or isinstance(node, float | type):
+        return
+    if isinstance(node, Tensor):
+        found.append(node)
+    elif isinstance(node, tuple | list):
+        for part in node:
+            _collect(part, found)
+    elif isinstance(node, dict):
+        for part in node.values():
+            _collect(part, found)
+    else:
+        for name in getattr(node, "__dataclass_fields__", ()):
+            _collect(getattr(node, name), found)
+
+
+def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
+    """A copy with other tensors, in the order of `tensors_in`; what was cached is left out."""
+    if isinstance(node, Tensor):
+        return next(tensors)
+    if isinstance(node, tuple | list):
+        parts = [filled(part, tensors) for part in node]
+        return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
+    if isinstance(node, dict):
+        return {key: filled(part, tensors) for key, part in node.items()}
+    if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
+        return node
+    copy = object.__new__(type(node))
+    for name in node.__dataclass_fields__:  # the constructor's checks were passed before
+        object.__setattr__(copy, name, filled(getattr(node, name), tensors))
+    return copy
+
+
+def uncompiled(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Leave a function to eager mode inside of torch.compile.
+
+    torch.compiler.disable does that, but it loads the compiler, which takes seconds; here it is
+    called only once somebody has loaded it.
+    """
+    eager: Callable[_P, _T] | None = None
+
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        nonlocal eager
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(*_REASON)
+        if "torch._dynamo" not in sys.modules:
+            return fn(*args, **kwargs)
+        if eager is None:
+            eager = torch.compiler.disable(fn)  # type: ignore[no-untyped-call]
+        return eager(*args, **kwargs)
+
+    return call
