@@ -70,11 +70,17 @@ def _face(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Face]:
 
 def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
     """The solution x, carrying the gradient of `implicit`."""
-    residual = problem.objective.gradient(x) + face.force()
-    system = FaceSystem(problem.objective, face, x)
     tensors = tensors_in((problem.objective, problem.constraint))
+    if not any(tensor.requires_grad for tensor in tensors):
+        return x
+    residual = problem.objective.dependence(x)
+    excess = pinned = None
+    if any(tensor.requires_grad for tensor in tensors_in((problem.constraint,))):
+        residual = residual + face.force()
+        excess, pinned = face.excess(), face.pinned()
+    system = FaceSystem(problem.objective, face, x)
     move: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
-        residual, face.excess(), face.pinned(), system, problem, *tensors
+        residual, excess, pinned, system, problem, *tensors
     )
     return x + move
 
@@ -89,8 +95,8 @@ class _Move(torch.autograd.Function):
     def forward(
         ctx: Any,
         residual: Tensor,
-        excess: Tensor,
-        pinned: Tensor,
+        excess: Tensor | None,  # None if nothing asks for its gradient
+        pinned: Tensor | None,
         system: FaceSystem,
         problem: Problem,
         *tensors: Tensor,

@@ -16,6 +16,8 @@ from dfwlayer.linalg import (
     Mask,
     Scalar,
     Tangent,
+    any_row,
+    axpy,
     conjugate_gradient,
     dot,
     inner,
@@ -25,6 +27,8 @@ from dfwlayer.linalg import (
 from dfwlayer.objectives.base import Objective, objective_records
 
 __all__ = ["FaceSystem"]
+
+PATIENCE = 200  # steps of conjugate gradients before a factorisation is tried
 
 
 @dataclass(frozen=True)
@@ -70,40 +74,60 @@ class FaceSystem:
             floor=0.0 if self.face.bends else floor,
         )
 
+    def direct(self, v: Tensor) -> Tensor | None:
+        """u by a factorisation, for systems too ill conditioned for conjugate gradients."""
+        a, bend = self.face.normal, self.face.curvature_diagonal() if self.face.bends else None
+        inverse = self.objective.reduced(self.face.free, bend)
+        if inverse is None:
+            return None
+        steep = inverse(a)
+        width = inner(a, steep)
+        u = torch.zeros_like(v)
+        for _ in range(2):  # the second time for what rounding left
+            part = inverse(self.tangent(v - self.hessian(u)))
+            u = u + axpy(part, -ratio(inner(a, part), width, 0.0), steep)
+        return u
+
     def invert(self, v: Tensor) -> Tensor:
         """u to the rounding of the dtype."""
-        if self.objective.isotropic and not self.face.bends:
-            return self.tangent(v)
         tol, most = torch.finfo(v.dtype).eps, 2 * v.shape[-1] + 20
-        u = self._recorded(v, tol)
-        if u is None:
-            return self.solve(v, tol=tol, max_steps=most).u
-        start, unfinished = u
-        if bool(unfinished):
-            rest = v - self.hessian(start)
-            return start + self.solve(rest, tol=tol, max_steps=most).u
-        return start
+        found = self._recorded(v, tol)
+        if found is None:
+            if self.objective.isotropic and not self.face.bends:
+                return self.tangent(v)
+            first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
+            if not any_row(first.unfinished):
+                return first.u
+            u = self.direct(v)
+            return self.solve(v, tol=tol, max_steps=most).u if u is None else u
+        u, unfinished = found
+        if self.objective.isotropic or not bool(unfinished):
+            return u
+        return u + self.solve(v - self.hessian(u), tol=tol, max_steps=most).u
 
     def _recorded(self, v: Tensor, tol: float) -> tuple[Tensor, Tensor] | None:
         """The first steps from a CUDA graph, and whether they were not enough."""
-        if self.face.bends or not self.objective.quadratic or not objective_records(self.objective):
+        objective = self.objective
+        if self.face.bends or not objective.quadratic or not objective_records(objective):
             return None
-        objective, (free, unit) = self.objective, self.tangent
-        tensors = (*tensors_of(objective), v, free, unit)
+        tensors = (*tensors_of(objective), v, self.face.free, self.face.normal)
         if not may_record(tensors):
             return None
         most = 16 if v.dtype == torch.float32 else 32
 
         def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            own, (v, free, unit) = rebuilt(objective, copies)
+            own, (v, free, normal) = rebuilt(objective, copies)
+            space = tangent_space(free, normal)
+            if own.isotropic:
+                return space(v), torch.zeros_like(free[..., 0]).any()
             found = conjugate_gradient(
-                lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=Tangent(free, unit)
+                lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=space
             )
             return found.u, torch.as_tensor(found.unfinished).any()
 
         with torch.no_grad():
             found = replay(("invert", *static_of(objective), tol), calculate, tensors)
-            return None if found is None else (found[0].clone(), found[1])
+        return None if found is None else (found[0], found[1])
 
     def multiplier(self, rest: Tensor) -> Tensor:
         """ν with νa ≈ rest = v − H u on the free coordinates."""
@@ -114,11 +138,7 @@ class FaceSystem:
     @cached_property
     def tangent(self) -> Tangent:
         """The tangent space."""
-        a = self.face.normal
-        largest = a.abs().amax(-1, keepdim=True)
-        a = a / torch.where(largest > 0, largest, 1)  # squares of weights may leave the range
-        unit = a * ratio(1.0, root(inner(a, a)), 0.0)
-        return Tangent(self.face.free.to(self.x.dtype), unit)
+        return tangent_space(self.face.free, self.face.normal)
 
     def _preconditioner(self, v: Tensor) -> Callable[[Tensor], Tensor]:
         """Inverse of a diagonal that resembles H: f's mean curvature along v, plus λC's own."""
@@ -139,3 +159,10 @@ class FaceSystem:
             return r - steep * (dot(a, r) / width).unsqueeze(-1)
 
         return precondition
+
+
+def tangent_space(free: Tensor, normal: Tensor) -> Tangent:
+    """{u : u = 0 off the free set, ⟨a, u⟩ = 0} for a mask (..., n) and a normal a (..., n)."""
+    largest = normal.abs().amax(-1, keepdim=True)
+    a = normal / torch.where(largest > 0, largest, 1)  # squares of weights may leave the range
+    return Tangent(free.to(normal.dtype), a * ratio(1.0, root(inner(a, a)), 0.0))

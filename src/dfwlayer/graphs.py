@@ -25,7 +25,18 @@ WARM_UP = 1  # calls that are not recorded: a solve that is made once is not wor
 class _Recording:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    outputs: tuple[Tensor, ...]
+    packs: dict[torch.dtype, Tensor]  # all results of a dtype, flat, one after the other
+    shapes: list[tuple[torch.dtype, torch.Size]]
+
+    def results(self) -> tuple[Tensor, ...]:
+        """The results in memory of their own, with one copy for each dtype."""
+        pieces = {
+            dtype: iter(
+                torch.split(pack.clone(), [s.numel() for d, s in self.shapes if d == dtype])
+            )
+            for dtype, pack in self.packs.items()
+        }
+        return tuple(next(pieces[dtype]).view(shape) for dtype, shape in self.shapes)
 
 
 _recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
@@ -69,8 +80,7 @@ def replay(
 
     The first call with a name and shapes is only counted, the second one records, later ones
     replay. A calculation must depend on nothing but the tensors and what the name tells, and
-    never wait for the GPU. The results belong to the recording: they hold until the next replay
-    of the same thread, so what outlives the call has to be cloned.
+    never wait for the GPU.
     """
     device = tensors[0].device
     # a recording has one set of inputs, so threads and streams have their own
@@ -97,7 +107,7 @@ def replay(
     else:
         torch._foreach_copy_(found.inputs, list(tensors))
     found.graph.replay()
-    return found.outputs
+    return found.results()
 
 
 def clear_graphs() -> None:
@@ -118,4 +128,8 @@ def _record(calculate: Calculation, tensors: Sequence[Tensor]) -> _Recording:
     torch.cuda.current_stream(tensors[0].device).wait_stream(side)
     with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         outputs = calculate(inputs)
-    return _Recording(graph, inputs, outputs)
+        packs = {
+            dtype: torch.cat([t.reshape(-1) for t in outputs if t.dtype == dtype])
+            for dtype in dict.fromkeys(t.dtype for t in outputs)
+        }
+    return _Recording(graph, inputs, packs, [(t.dtype, t.shape) for t in outputs])

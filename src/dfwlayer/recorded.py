@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint, Face, RecordableFace, constraint_records
 from dfwlayer.differentiate import locate
 from dfwlayer.graphs import may_record, rebuilt, replay, static_of, tensors_of
@@ -66,10 +67,12 @@ def solve_recorded(
         problem = Problem(own_objective, own_constraint, None)
         outcome, face = locate(method, problem, start, settings)
         unfinished = (outcome.status == Status.MAX_STEPS) & (outcome.num_steps < settings.max_steps)
+        x, value, gradient = outcome.x, outcome.value, outcome.gradient
+        assert value is not None and gradient is not None  # noqa: PT018
+        gap, status = certify(problem, x, value, gradient, outcome.status, settings.tol)
         flags = torch.stack((suspect, unfinished.any()))
-        assert outcome.value is not None and outcome.gradient is not None  # noqa: PT018
-        kept = (outcome.x, outcome.num_steps, outcome.status, outcome.value, outcome.gradient)
-        return flags, *kept, *cast("RecordableFace", face).parts()
+        parts = cast("RecordableFace", face).parts()
+        return flags, x, value, gap, outcome.num_steps, status, *parts
 
     parts = (*static_of(method), *static_of(objective), *static_of(constraint))
     name = ("solve", *parts, lead, settings.tol, settings.max_steps, verify, x0 is None)
@@ -77,16 +80,15 @@ def solve_recorded(
         found = replay(name, calculate, tensors)
         if found is None:
             return None
-        flags, *kept = found
+        flags, x, value, gap, steps, status, *rest = found
         suspect, unfinished = flags.tolist()  # here the host waits, and only here
         if suspect:
             return None
         bounded = constraint.assume_bounded()
         problem = Problem(objective, bounded, None)
-        x, steps, status, value, gradient, *rest = (tensor.clone() for tensor in kept)
         if unfinished:
             return _continued(method, problem, x, steps, settings, attempts)
-        outcome = Outcome(x, steps, status, value, gradient)
+        outcome = Outcome(x, steps, status, value, gap=gap)
     return Recorded(problem, outcome, bounded.face_of(x, rest))
 
 

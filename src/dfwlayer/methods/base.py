@@ -39,13 +39,14 @@ class Settings:
 
 
 class Outcome(NamedTuple):
-    """Where a method ended, and f and its gradient there where they are known."""
+    """Where a method ended, and what is known of f there."""
 
     x: Tensor  # (..., n)
     num_steps: Tensor  # (...)
     status: Tensor  # (...)
     value: Tensor | None = None  # (...)
     gradient: Tensor | None = None  # (..., n)
+    gap: Tensor | None = None  # (...), the certificate; the status then agrees with it
 
 
 class Method(Protocol):

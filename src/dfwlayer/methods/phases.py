@@ -240,7 +240,9 @@ class Splitting:
             return
         gap, move = x - self.z, self.z - last
         primal = ratio(inner(gap, gap), maximum(inner(x, x), inner(self.z, self.z)), 0.0)
-        dual = ratio(inner(move, move), inner(self.dual, self.dual), 0.0)
+        force = self.penalty * self.penalty
+        scale = maximum(force * inner(self.dual, self.dual), inner(self.linear, self.linear))
+        dual = ratio(force * inner(move, move), scale, 0.0)
         factor = root(root(ratio(primal, dual, 1.0)))
         factor = minimum(maximum(factor, 0.1), 10.0)
         factor = select((factor > 2) | (factor < 0.5), factor, 1.0)

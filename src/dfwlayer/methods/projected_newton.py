@@ -113,6 +113,7 @@ class _Rounds:
         self.close = none  # the gap was small enough before
         self.status = zero + float(Status.MAX_STEPS)
         self.rounds = 0
+        self.slow = False  # conjugate gradients did not get there
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
 
@@ -134,7 +135,7 @@ class _Rounds:
             if recording(self.at.x):  # what is not done by now goes on without a graph
                 break
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
-        steps = self.settings.max_steps - self.at.left
+        steps = self.settings.max_steps - maximum(self.at.left, 0.0)
         return Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
 
     def advance(self, rows: Mask) -> None:
@@ -166,16 +167,19 @@ class _Rounds:
             away = constraint.project(moved, near=origin) - moved
             return inner(away, away) > 0.01 * inner(u, u)
 
-        # one product is kept for the gradient at the result; the next round refines what is left
-        found = system.solve(
-            system.tangent(-at.gradient),
-            tol=0.03 * eps**0.5 if system.face.bends else 0.0,
-            max_steps=self._most(),
-            cap=select(rows, at.left - 1, 0.0),
-            stop=left,
-            ask=ask,
-            floor=0.1 * eps * self._scale(),
-        )
+        found = self._directly(system) if self.slow else None
+        if found is None:
+            # one product is kept for the gradient at the result; the next round refines it
+            found = system.solve(
+                system.tangent(-at.gradient),
+                tol=0.03 * eps**0.5 if system.face.bends else 0.0,
+                max_steps=self._most(),
+                cap=select(rows, at.left - 1, 0.0),
+                stop=None if system.face.bends else left,
+                ask=ask,
+                floor=0.1 * eps * self._scale(),
+            )
+            self.slow = not recording(origin) and any_row(found.unfinished & (at.left > 1))
         at.left = at.left - found.steps
         rows = rows & (found.steps > 0)
         if not any_row(rows):
@@ -202,6 +206,14 @@ class _Rounds:
         at.move(taken, x, value, gradient)
         if any_row(rows & found.flat):
             self._follow(rows & found.flat)
+
+    def _directly(self, system: FaceSystem) -> Krylov | None:
+        """The minimiser on the face by a factorisation, where there is one."""
+        u = system.direct(-self.at.gradient)
+        if u is None:
+            return None
+        zero = fill(0.0, self.at.value)
+        return Krylov(u, zero > 0, zero + 1, zero, zero + torch.inf, zero > 0)
 
     def judge(self, rows: Mask) -> None:
         """Measure the gap, keep the best point, and end the problems that are done."""
@@ -231,7 +243,7 @@ class _Rounds:
         """Steps of conjugate gradients in this round."""
         if recording(self.at.x):
             return RECORDED_STEPS if self.at.x.dtype == torch.float32 else 2 * RECORDED_STEPS
-        return self.method.inner << min(self.rounds, 6)
+        return self.method.inner << min(self.rounds, 2)
 
     def _going(self) -> Mask:
         """The problems that go on."""

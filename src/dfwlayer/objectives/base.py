@@ -82,11 +82,20 @@ class Objective(Protocol):
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both, for the price of one gradient."""
 
+    def dependence(self, x: Tensor) -> Tensor:
+        """Any tensor (..., n) with ∇f(x)'s derivative in the parameters."""
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
 
     def shifted(self, rho: Scalar) -> Callable[[Tensor], Tensor] | None:
         """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had."""
+
+    def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """v ↦ (∇²f + diag(bend))⁻¹ v on the free coordinates, 0 on the others, by a factorisation.
+
+        ``free`` is a mask (..., n). None where that is not to be had.
+        """
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""

@@ -185,6 +185,12 @@ class Quadratic:
         product = self.product(x)
         return dot(x, 0.5 * product + self.q), product + self.q
 
+    def dependence(self, x: Tensor) -> Tensor:
+        """q, and P x where P asks for a gradient."""
+        if self.P is None or not self.P.requires_grad:
+            return self.q.expand_as(x)
+        return self.gradient(x)
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """P v, whatever x."""
         return self.product(v)
@@ -209,6 +215,34 @@ class Quadratic:
 
             return solve
         return lambda v: _substitute(factor, v.unsqueeze(-1)).squeeze(-1)
+
+    def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """Cholesky of the rows and columns of P that are free."""
+        P, n = self.P, free.shape[-1]
+        if P is None or free.numel() * n > LARGE**2:
+            return None
+        P = P.detach()
+        if free.dim() == 1:
+            index = free.nonzero().squeeze(-1)
+            matrix = P[index][:, index]
+            if bend is not None:
+                matrix.diagonal().add_(bend[index])
+            factor, info = torch.linalg.cholesky_ex(matrix)
+
+            def solve_one(v: Tensor) -> Tensor:
+                part = _substitute(factor, v[index].unsqueeze(-1)).squeeze(-1)
+                return torch.zeros_like(v).index_copy_(0, index, part)
+
+            return None if bool(info.any()) else solve_one
+        mask = free.to(P.dtype)
+        matrix = P * mask.unsqueeze(-1) * mask.unsqueeze(-2)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(1 - mask if bend is None else 1 - mask + bend * mask)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+
+        def solve(v: Tensor) -> Tensor:
+            return _substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
+
+        return None if bool(info.any()) else solve
 
     def curvature(self) -> Curvature:
         """Eigenvalues for small n, Lanczos and the norms of P beyond."""

@@ -173,6 +173,10 @@ class Smooth:
             )
         return (value, gradient) if track else (value.detach(), gradient)
 
+    def dependence(self, x: Tensor) -> Tensor:
+        """∇f(x) itself."""
+        return self.gradient(x)
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v by differentiating ⟨∇f(x), v⟩."""
         with torch.enable_grad():
@@ -182,6 +186,9 @@ class Smooth:
                 return torch.zeros_like(x)
             (product,) = torch.autograd.grad(gradient, at, v, materialize_grads=True)
         return product
+
+    def reduced(self, free: Tensor, bend: Tensor | None) -> None:
+        """None: only products with the Hessian are known."""
 
     def shifted(self, rho: Scalar) -> None:
         """None: only products with the Hessian are known."""
