@@ -342,16 +342,16 @@ def _project_l1(
     # the entries with δ < η is not above η: Newton's method on a convex function. It starts at
     # the η of the entry that pulls most, so that no sum leaves the range, or at that of the
     # support of x, which is often the right one. As long as η falls an entry is left out for
-    # good, therefore the loop ends.
+    # good, therefore the loop ends. (What it carries is used after it, or Triton before 3.5 fails.)
     lead = tl.max(tl.where(delta == 0, square, 0.0), axis=1, keep_dims=True)
     eta = tl.where(inside, 0.0, _ratio(t, lead))
     if gradient is not None:
         eta = tl.minimum(eta, _eta(support, square, delta, t, eta))
-    falling = 1
-    while falling > 0:
-        following = _eta(delta < eta, square, delta, t, eta)
-        falling = tl.max((following < eta).to(tl.int32))
+    following = _eta(delta < eta, square, delta, t, eta)
+    while tl.max((following < eta).to(tl.int32)) > 0:
         eta = tl.minimum(following, eta)
+        following = _eta(delta < eta, square, delta, t, eta)
+    eta = tl.minimum(following, eta)
 
     eta = tl.where(weight == weight, eta, weight)  # NaN if z is
     moved = _larger(eta - delta, 0.0) * wide
