@@ -6,10 +6,22 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg import as_rows, conjugate_gradient, dot
-from dfwlayer.methods.base import Problem, gap_of
+from dfwlayer.methods.base import Outcome, Problem, gap_of
 from dfwlayer.solution import Status
 
-__all__ = ["certify"]
+__all__ = ["certified", "certify"]
+
+
+def certified(problem: Problem, outcome: Outcome, tol: float) -> Outcome:
+    """The outcome with f, the gap, and the status that follows from them."""
+    if outcome.gap is not None:
+        return outcome
+    x, value, gradient = outcome.x.detach(), outcome.value, outcome.gradient
+    if value is None or gradient is None:
+        with torch.no_grad():
+            value, gradient = problem.objective.value_and_gradient(x)
+    gap, status = certify(problem, x, value, gradient, outcome.status, tol)
+    return outcome._replace(value=value, gap=gap, status=status)
 
 
 def certify(

@@ -115,7 +115,7 @@ class _Move(torch.autograd.Function):
             return None, None, None, None, None, *_gradients(ctx, v)
         u = system.invert(v)
         if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
-            return where_rows(torch.isfinite(u.sum(-1)), -u, 0), None, None, *none
+            return -u, None, None, *none
         rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs

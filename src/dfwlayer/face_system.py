@@ -23,6 +23,7 @@ from dfwlayer.linalg import (
     inner,
     ratio,
     root,
+    where_rows,
 )
 from dfwlayer.objectives.base import Objective, objective_records
 
@@ -89,21 +90,21 @@ class FaceSystem:
         return u
 
     def invert(self, v: Tensor) -> Tensor:
-        """u to the rounding of the dtype."""
+        """u to the rounding of the dtype, and zero for problems that leave its range."""
         tol, most = torch.finfo(v.dtype).eps, 2 * v.shape[-1] + 20
         found = self._recorded(v, tol)
-        if found is None:
-            if self.objective.isotropic and not self.face.bends:
-                return self.tangent(v)
-            first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
-            if not any_row(first.unfinished):
-                return first.u
-            u = self.direct(v)
-            return self.solve(v, tol=tol, max_steps=most).u if u is None else u
-        u, unfinished = found
-        if self.objective.isotropic or not bool(unfinished):
-            return u
-        return u + self.solve(v - self.hessian(u), tol=tol, max_steps=most).u
+        if found is not None:
+            u, unfinished = found
+            if self.objective.isotropic or not bool(unfinished):
+                return u
+            return sound(u + self.solve(v - self.hessian(u), tol=tol, max_steps=most).u)
+        if self.objective.isotropic and not self.face.bends:
+            return sound(self.tangent(v))
+        first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
+        if not any_row(first.unfinished):
+            return sound(first.u)
+        direct = self.direct(v)
+        return sound(self.solve(v, tol=tol, max_steps=most).u if direct is None else direct)
 
     def _recorded(self, v: Tensor, tol: float) -> tuple[Tensor, Tensor] | None:
         """The first steps from a CUDA graph, and whether they were not enough."""
@@ -119,11 +120,11 @@ class FaceSystem:
             own, (v, free, normal) = rebuilt(objective, copies)
             space = tangent_space(free, normal)
             if own.isotropic:
-                return space(v), torch.zeros_like(free[..., 0]).any()
+                return sound(space(v)), torch.zeros_like(free[..., 0]).any()
             found = conjugate_gradient(
                 lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=space
             )
-            return found.u, torch.as_tensor(found.unfinished).any()
+            return sound(found.u), torch.as_tensor(found.unfinished).any()
 
         with torch.no_grad():
             found = replay(("invert", *static_of(objective), tol), calculate, tensors)
@@ -166,3 +167,8 @@ def tangent_space(free: Tensor, normal: Tensor) -> Tangent:
     largest = normal.abs().amax(-1, keepdim=True)
     a = normal / torch.where(largest > 0, largest, 1)  # squares of weights may leave the range
     return Tangent(free.to(normal.dtype), a * ratio(1.0, root(inner(a, a)), 0.0))
+
+
+def sound(u: Tensor) -> Tensor:
+    """u, and zero for the problems where it is not finite."""
+    return where_rows(torch.isfinite(u.sum(-1)), u, 0)

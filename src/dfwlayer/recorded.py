@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,13 +19,27 @@ from dfwlayer.solution import Status
 
 __all__ = ["Recorded", "solve_recorded"]
 
+LEAST_STEPS = 200  # a recording takes its steps without looking at ``max_steps``
 
-class Recorded(NamedTuple):
-    """A solution that came from a recording."""
+
+@dataclass(frozen=True)
+class Recorded:
+    """A solution that a recording is computing or has computed."""
 
     problem: Problem
     outcome: Outcome
     face: Face
+    flags: Tensor | None = None  # whether values are suspect, and whether more steps are needed
+    resume: Callable[[], Recorded] | None = None
+
+    def checked(self) -> Recorded | None:
+        """Wait for the GPU: this solution, a better one, or None if the values are suspect."""
+        if self.flags is None or self.resume is None:
+            return self
+        suspect, unfinished = self.flags.tolist()
+        if suspect:
+            return None
+        return self.resume() if unfinished else self
 
 
 def solve_recorded(
@@ -38,13 +52,15 @@ def solve_recorded(
     verify: bool,
     attempts: int = 3,
 ) -> Recorded | None:
-    """Check, solve and find the face in one graph, and wait for the GPU once.
+    """Check, solve, find the face and certify in one graph.
 
-    None where there is no recording yet, where there cannot be one, and where the values need a
-    closer look; the call then goes its usual way.
+    None where there is no recording yet and where there cannot be one; the call then goes its
+    usual way. Otherwise the host has not waited for the GPU when this returns.
     """
     able = getattr(method, "recordable", False)
     if not (able and objective_records(objective) and constraint_records(constraint)):
+        return None
+    if settings.max_steps < LEAST_STEPS:
         return None
     given = (*tensors_of(objective), *tensors_of(constraint))
     tensors = given if x0 is None else (*given, x0)
@@ -80,35 +96,30 @@ def solve_recorded(
         found = replay(name, calculate, tensors)
         if found is None:
             return None
-        flags, x, value, gap, steps, status, *rest = found
-        suspect, unfinished = flags.tolist()  # here the host waits, and only here
-        if suspect:
-            return None
-        bounded = constraint.assume_bounded()
-        problem = Problem(objective, bounded, None)
-        if unfinished:
-            return _continued(method, problem, x, steps, settings, attempts)
-        outcome = Outcome(x, steps, status, value, gap=gap)
-    return Recorded(problem, outcome, bounded.face_of(x, rest))
+    flags, x, value, gap, steps, status, *rest = found
+    bounded = constraint.assume_bounded()
+    problem = Problem(objective, bounded, None)
+    outcome = Outcome(x, steps, status, value, gap=gap)
+
+    def resume() -> Recorded:
+        return _continued(method, problem, x, steps, settings, attempts)
+
+    return Recorded(problem, outcome, bounded.face_of(x, rest), flags, resume)
 
 
+@torch.no_grad()
 def _continued(
-    method: Method,
-    problem: Problem,
-    x: Tensor,
-    steps: Tensor,
-    settings: Settings,
-    attempts: int,
+    method: Method, problem: Problem, x: Tensor, steps: Tensor, settings: Settings, attempts: int
 ) -> Recorded:
     """Go on from x, a few more times with a recording, then without."""
     more = replace(settings, warm=True)
     found: Recorded | None = None
     if attempts > 0:
-        lead = tuple(x.shape[:-1])
-        found = solve_recorded(
-            method, problem.objective, problem.constraint, x, lead, more, False, attempts - 1
-        )
+        objective, constraint, lead = problem.objective, problem.constraint, tuple(x.shape[:-1])
+        found = solve_recorded(method, objective, constraint, x, lead, more, False, attempts - 1)
+        found = None if found is None else found.checked()
     if found is None:
         outcome, face = locate(method, problem, x, more)
         found = Recorded(problem, outcome, face)
-    return found._replace(outcome=found.outcome._replace(num_steps=found.outcome.num_steps + steps))
+    outcome = found.outcome._replace(num_steps=found.outcome.num_steps + steps)
+    return Recorded(found.problem, outcome, found.face)

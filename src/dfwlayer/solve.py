@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from dfwlayer.certificate import certify
+from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import Arguments, solve_transformed, transformed
 from dfwlayer.methods import METHODS
-from dfwlayer.methods.base import Method, Problem, Settings
+from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
-from dfwlayer.recorded import Recorded, solve_recorded
+from dfwlayer.recorded import solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
@@ -108,32 +108,48 @@ def solve(
     constraint = constraint.bind(shape, dtype, device)
     settings = Settings(tol, max_steps, step_size, schedule, warm=x0 is not None)
     bad: Tensor | None = None
-    recorded: Recorded | None = None
+    outcome: Outcome | None = None
     if mode == "implicit" and device.type == "cuda":
         rows = None if x0 is None else _rows(x0, math.prod(shape), lead)
-        recorded = solve_recorded(solver, objective, constraint, rows, lead, settings, verify)
-    if recorded is not None:
-        problem, outcome, face = recorded
-        if torch.is_grad_enabled():
-            outcome = outcome._replace(x=attach(problem, outcome.x, face))
-    else:
+        outcome = _from_recording(solver, objective, constraint, rows, lead, settings, verify)
+    if outcome is None:
         objective, constraint, bad = _verified(objective, constraint, lead, verify)
         start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
         problem = Problem(objective, constraint, constraint.unbounded())
-        outcome = MODES[mode](solver, problem, start, settings)
-    x, value, gradient = outcome.x, outcome.value, outcome.gradient
-    if value is None or gradient is None:
-        with torch.no_grad():
-            value, gradient = objective.value_and_gradient(x.detach())
-    gap, status = outcome.gap, outcome.status
-    if gap is None:
-        gap, status = certify(problem, x.detach(), value, gradient, status, tol)
-
+        outcome = certified(problem, MODES[mode](solver, problem, start, settings), tol)
+    x, value, gap, status = outcome.x, outcome.value, outcome.gap, outcome.status
+    assert value is not None
+    assert gap is not None
     if bad is not None:
         x = where_rows(~bad, x, torch.nan)
         value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
         status = torch.where(bad, int(Status.NONFINITE), status)
     return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
+
+
+def _from_recording(
+    method: Method,
+    objective: Objective,
+    constraint: Constraint,
+    x0: Tensor | None,
+    lead: tuple[int, ...],
+    settings: Settings,
+    verify: bool,
+) -> Outcome | None:
+    """The solution from a CUDA graph, its gradient attached while the GPU is at work."""
+    found = solve_recorded(method, objective, constraint, x0, lead, settings, verify)
+    if found is None:
+        return None
+    x = attach(found.problem, found.outcome.x, found.face) if torch.is_grad_enabled() else None
+    checked = found.checked()
+    if checked is None:
+        return None
+    outcome = checked.outcome
+    if checked is not found:
+        outcome = certified(checked.problem, outcome, settings.tol)
+        if x is not None:
+            x = attach(checked.problem, outcome.x, checked.face)
+    return outcome if x is None else outcome._replace(x=x)
 
 
 def _verified(

@@ -211,25 +211,21 @@ class LpBall:
 
     def retract(self, x: Tensor) -> Tensor:
         """x, scaled back onto the ball where it is outside; rounding included."""
-        radius = self._radius.detach().double()
-        weight = self.weight
-        for _ in range(2):  # once for what is outside, once for what rounding put outside again
-            size = self._size(x.detach())
-            outside = size > radius
-            if outside.device.type == "cpu" and not bool(outside.any()):
-                return x
-            shrink = radius / torch.where(outside, size, 1)
-            shrink = torch.where(outside, shrink * (1 - torch.finfo(x.dtype).eps), 1)
-            factor = shrink.unsqueeze(-1)
-            if weight is not None:
-                factor = torch.where(weight.detach() == 0, 1, factor)
-            x = x + ((x.detach() * factor).to(x.dtype) - x.detach())
-        # numbers below the normal range cannot be scaled by a factor close to one
-        lost = (self._size(x.detach()) > radius).unsqueeze(-1)
-        lost = lost & (x.detach().abs() < torch.finfo(x.dtype).tiny / torch.finfo(x.dtype).eps)
-        if weight is not None:
-            lost = lost & (weight.detach() != 0)
-        return torch.where(lost, 0, x)
+        finfo = torch.finfo(x.dtype)
+        at = x.detach()
+        radius, size = self._radius.detach().double(), self._size(at)
+        outside = size > radius
+        if outside.device.type == "cpu" and not bool(outside.any()):
+            return x
+        # twice eps makes room for the rounding of the product, but not for that of numbers below
+        # the normal range, which had better vanish
+        shrink = (radius / torch.where(outside, size, 1) * (1 - 2 * finfo.eps)).unsqueeze(-1)
+        inner = torch.where(at.abs() < finfo.tiny / finfo.eps, 0, (at * shrink).to(x.dtype))
+        moved = outside.unsqueeze(-1)
+        if self.weight is not None and not self._bounded:
+            moved = moved & (self.weight.detach() != 0)
+        inner = torch.where(moved, inner, at)
+        return x + (inner - at) if x.requires_grad else inner
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `dfwlayer.constraints.lp_projection`."""
@@ -258,7 +254,8 @@ class LpBall:
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
         """See `RecordableConstraint`."""
         free, multiplier, normal, size = parts
-        return LpFace(self.p, self._sizes, self._radius, x, free, multiplier, normal, size)
+        weight = torch.ones_like(x[..., :1]) if self.weight is None else self.weight
+        return LpFace(self.p, weight, self._radius, x, free, multiplier, normal, size)
 
     @property
     def _sizes(self) -> Tensor:

@@ -105,7 +105,7 @@ class LpFace:
     """A face of the ℓp ball with h(x; w) = ‖w ∘ x‖_p; see `dfwlayer.constraints.Face`."""
 
     p: float
-    weight: Tensor
+    weight: Tensor  # w or |w|
     radius: Tensor
     x: Tensor
     free: Tensor
@@ -133,7 +133,7 @@ class LpFace:
             return torch.zeros_like(self.x)
         tiny = torch.finfo(self.x.dtype).tiny
         size = maximum(self.size, tiny)
-        weight = self.weight.detach()
+        weight = self.weight.detach().abs()
         relative = weight * self.x.abs() / size
         usable = self.free & (relative > 0)
         bend = torch.where(usable, torch.where(usable, relative, 1) ** (self.p - 2), 0)
@@ -145,9 +145,10 @@ class LpFace:
         """λ ∇h(x; w) with λ and x constant: λ w_i sign(x_i) (w_i |x_i| / h)^(p−1)."""
         if self.p == torch.inf:
             return torch.zeros_like(self.x)
-        slope = self.weight * torch.sign(self.x)
+        weight = self.weight.abs()
+        slope = weight * torch.sign(self.x)
         if self.p > 1:
-            part = self.weight * self.x.abs() / self._size().unsqueeze(-1)
+            part = weight * self.x.abs() / self._size().unsqueeze(-1)
             positive = part > 0
             slope = torch.where(positive, slope * torch.where(positive, part, 1) ** (self.p - 1), 0)
         return self.multiplier * slope
@@ -163,12 +164,12 @@ class LpFace:
         """p = ∞: sign(x) t/w at the bound; else 0."""
         if self.p != torch.inf:
             return torch.zeros_like(self.x)
-        weight = torch.where(self.free, 1, self.weight)
+        weight = torch.where(self.free, 1, self.weight.abs())
         return torch.where(self.free, 0, torch.sign(self.x) * self.radius.unsqueeze(-1) / weight)
 
     def _size(self) -> Tensor:
         """h(x; w), differentiable in w; 1 where x = 0, which has no active constraint."""
-        weighted = self.weight * self.x.abs()
+        weighted = self.weight.abs() * self.x.abs()
         if self.p == 1:
             return weighted.sum(-1)
         # powers of ratios to the largest entry stay within range and do not meet 0

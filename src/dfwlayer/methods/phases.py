@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from dfwlayer.linalg import (
     minimum,
     number,
     ratio,
+    recording,
     root,
     select,
 )
@@ -67,7 +69,13 @@ class Iterate:
         """Count steps; mask of the problems that may not take them all, None if all may."""
         short = rows & (self.left < steps)
         self.left = select(rows, maximum(self.left - steps, 0.0), self.left)
-        return short if any_row(short) else None
+        # a recording is made only where there are steps to spare
+        return short if not recording(self.x) and any_row(short) else None
+
+
+def all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
+    """Whether per-problem numbers and masks are tensors, not plain numbers."""
+    return all(isinstance(value, Tensor) for value in values)
 
 
 def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
@@ -94,6 +102,7 @@ class Spectral:
         x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
         short = at.spend(steps, rows)
         value: Scalar = at.value
+        self._own(at)
         for step in range(steps):
             free = descend(x, gradient, self.alpha)
             trial = constraint.project(free, near=x)
@@ -117,6 +126,12 @@ class Spectral:
         self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
         at.move(rows & fell, x, value, gradient)
 
+    def _own(self, at: Iterate) -> None:
+        """Numbers that a kernel will change in place, in memory of their own."""
+        numbers = (self.alpha, at.steepest, at.flattest, at.bent_down)
+        if kernels.take(at.x) and all_tensors(numbers):
+            self.alpha, at.steepest, at.flattest, at.bent_down = (v.clone() for v in numbers)
+
     def _observe(
         self,
         at: Iterate,
@@ -127,11 +142,9 @@ class Spectral:
         rounding: Scalar,
     ) -> None:
         """Take note of the curvature along a step and choose the next α."""
-        if isinstance(rounding, Tensor) and kernels.take(x):
-            numbers = (self.alpha, at.steepest, at.flattest, at.bent_down)
-            alpha, steepest, flattest, bent = (torch.as_tensor(v).clone() for v in numbers)
-            kernels.observe(x, gradient, trial, slope, alpha, steepest, flattest, bent, rounding)
-            self.alpha, at.steepest, at.flattest, at.bent_down = alpha, steepest, flattest, bent
+        numbers = (self.alpha, at.steepest, at.flattest, at.bent_down, rounding)
+        if kernels.take(x) and all_tensors(numbers):
+            kernels.observe(x, gradient, trial, slope, *numbers)
             return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)

@@ -20,7 +20,6 @@ from dfwlayer.linalg import (
     inner,
     maximum,
     minimum,
-    norm,
     number,
     ratio,
     recording,
@@ -191,7 +190,7 @@ class _Rounds:
         at.left = select(rows, at.left - 1, at.left)
         lower = value < at.value
         level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
-        if any_row(rows & level):
+        if not recording(origin) and any_row(rows & level):
             better = self._gap(x, gradient) < self._gap(at.x, at.gradient)
             lower = select_mask(level, better, lower)
         taken = rows & lower
@@ -204,7 +203,7 @@ class _Rounds:
             sharp = inner(off, off) <= eps * length
         self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
         at.move(taken, x, value, gradient)
-        if any_row(rows & found.flat):
+        if not recording(origin) and any_row(rows & found.flat):
             self._follow(rows & found.flat)
 
     def _directly(self, system: FaceSystem) -> Krylov | None:
@@ -275,8 +274,8 @@ class _Rounds:
         product = self.problem.objective.hvp(at.x, at.gradient)
         along = maximum(ratio(inner(at.gradient, product), square, 0.0), 0.0)
         # without curvature a step should still end near the set: α‖x‖ ~ ‖g‖/100
-        reach = number(norm(at.x - self.problem.constraint.vertex(at.gradient)))
-        least = ratio(0.01 * number(norm(at.gradient)), reach, 1.0)
+        d = at.x - self.problem.constraint.vertex(at.gradient)
+        least = ratio(0.01 * root(square), root(inner(d, d)), 1.0)
         start = select(along > 0, along, maximum(least, finfo.tiny))
         return select(at.steepest > 0, at.steepest, start)
 
