@@ -296,7 +296,7 @@ def _fused(
         if stop is not None and step == ask:
             ask *= 2
             going.logical_and_(torch.as_tensor(stop(u)).logical_not())
-        if step % 8 == 0 and not any_row(going & (rho > enough)):
+        if step % 8 == 0 and not recording(rho) and not any_row(going & (rho > enough)):
             break
         product = matvec(direction).contiguous()
         vectors = (product, direction, residual, u, free, unit)

@@ -282,8 +282,8 @@ class LpBall:
             return _Geometry(torch.ones_like(radius), radius, None, None)
         size = self.weight.abs()
         const, t = size.detach(), radius.detach()
-        unbounded = self._too_far(const, t)
-        if self._bounded or not bool(unbounded.any()):
+        unbounded = None if self._bounded else self._too_far(const, t)
+        if unbounded is None or not bool(unbounded.any()):
             return _Geometry(size, radius / size, None, const.amin(-1, keepdim=True) / size)
         reach = torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size))
         least = torch.where(unbounded, torch.inf, const).amin(-1, keepdim=True)

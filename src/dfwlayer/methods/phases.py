@@ -118,7 +118,8 @@ class Spectral:
             self._observe(at, x, gradient, trial, slope, rounding)
             x, gradient = trial, slope
             if last:
-                at.left = minimum(at.left + (steps - 1 - step), left)
+                if step < steps - 1:
+                    at.left = minimum(at.left + (steps - 1 - step), left)
                 break
         if short is not None:
             value = number(objective.value(x))

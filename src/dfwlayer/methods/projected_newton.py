@@ -174,7 +174,7 @@ class _Rounds:
                 tol=0.03 * eps**0.5 if system.face.bends else 0.0,
                 max_steps=self._most(),
                 cap=select(rows, at.left - 1, 0.0),
-                stop=None if system.face.bends else left,
+                stop=None if system.face.bends or recording(origin) else left,
                 ask=ask,
                 floor=0.1 * eps * self._scale(),
             )
@@ -190,7 +190,9 @@ class _Rounds:
         at.left = select(rows, at.left - 1, at.left)
         lower = value < at.value
         level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
-        if not recording(origin) and any_row(rows & level):
+        if recording(origin):  # the gap, which has the last word, will tell
+            lower = lower | level
+        elif any_row(rows & level):
             better = self._gap(x, gradient) < self._gap(at.x, at.gradient)
             lower = select_mask(level, better, lower)
         taken = rows & lower
