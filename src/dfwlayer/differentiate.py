@@ -12,10 +12,10 @@ from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.expansion import Known, expand
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import dot, where_rows
-from dfwlayer.mapped import HIDDEN, level, one_batch, ranks_of
+from dfwlayer.mapped import level, one_batch, ranks_of
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
-from dfwlayer.transforms import Pullback, derived, filled, tensors_in
+from dfwlayer.transforms import Pullback, derived, filled, in_transform, tensors_in
 
 __all__ = ["MODES", "attach", "implicit", "locate", "unroll"]
 
@@ -109,7 +109,7 @@ class _Move(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
         none: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - 3)
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if torch.is_grad_enabled() or in_transform(v):
             # the gradient is to be differentiated or mapped: past the residuals, which do not
             # know that x depends on the parameters
             return None, None, None, None, None, *_gradients(ctx, v)
@@ -136,9 +136,8 @@ def _gradients(ctx: Any, v: Tensor) -> list[Tensor | None]:
     ranks = ranks_of(objective, constraint)
     tensors = ctx.saved_tensors
     recipe = _Nearby(objective, constraint, ranks)
-    with torch.enable_grad():
-        if recipe(1, x, *(t.detach() for t in tensors))[0].requires_grad:
-            raise RuntimeError(HIDDEN)
+    with torch.enable_grad():  # order 0 looks for tensors that are none of these
+        recipe(0, x, *(t.detach() for t in tensors))
     needed = ctx.needs_input_grad[5:]
     wanted = tuple(i + 1 for i, need in enumerate(needed) if need)
     found = iter(derived(Pullback(recipe, 1, wanted), v, x, *level(tensors, ranks)))

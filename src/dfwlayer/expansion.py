@@ -35,6 +35,8 @@ class Known(Method):
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     """The solution x, with derivatives in the parameters that are right up to ``order``.
 
+    Of order 0, for parameters without autograd, it makes sure that there are no others.
+
     The free coordinates z and the multiplier λ are the zero of
 
         F(z, λ; θ) = (∇f(x; θ) + λ ∇h(x; w) on the free coordinates,  h(x; w) − t),
@@ -44,6 +46,9 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     they are and makes one more order of derivatives right: if (z, λ) is off by O(‖δθ‖ᵐ), the
     next one is off by O(‖δθ‖ᵐ⁺¹). What F's derivatives are is left to autograd.
     """
+    if order == 0:
+        _check_no_others(problem, x, face)
+        return x
     inverse = _Saddle(FaceSystem(problem.objective, face, x))
     pinned = face.pinned()
     pinned = x + (pinned - pinned.detach())  # x itself is feasible to the last bit
@@ -58,6 +63,17 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
         )
         z, multiplier = z - change[0], multiplier - change[1].unsqueeze(-1)
     return torch.where(face.free, z, pinned)
+
+
+def _check_no_others(problem: Problem, x: Tensor, face: Face) -> None:
+    """Raise if f or the set needs a gradient although none of its arguments does."""
+    parts = (problem.objective.value(x), face.force(), face.excess(), face.pinned())
+    if any(part.requires_grad for part in parts):
+        raise RuntimeError(
+            "the objective or the set uses a tensor with requires_grad that is not one of its "
+            "arguments, such as a module's parameter inside of fn, and its gradient would be lost "
+            "here: pass it as one of the params of Smooth, or detach it"
+        )
 
 
 @dataclass(frozen=True)

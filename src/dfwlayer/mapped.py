@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
@@ -20,13 +19,11 @@ from dfwlayer.step_size import StepSize
 from dfwlayer.transforms import derived, filled, tensors_in
 
 __all__ = [
-    "HIDDEN",
     "Arguments",
     "level",
     "one_batch",
     "ranks_of",
     "solve_transformed",
-    "transformed",
 ]
 
 # dimensions of one problem's tensors; all of them may have a batch in front
@@ -36,12 +33,6 @@ RANKS: dict[type, dict[str, int]] = {
     LpBall: {"radius": 0, "weight": 1},
 }
 
-HIDDEN = (
-    "the objective or the set uses a tensor with requires_grad that is not one of its arguments "
-    "(a module's parameter inside fn?), which would get no gradient here: pass it as one of the "
-    "params of Smooth, or detach it"
-)
-
 
 class Arguments(NamedTuple):
     """The arguments of solve() that may hold tensors."""
@@ -50,16 +41,6 @@ class Arguments(NamedTuple):
     constraint: Constraint
     x0: Tensor | None
     step_size: StepSize | None
-
-
-def transformed(arguments: Arguments) -> bool:
-    """Whether the call is inside of a torch.func transform or has tangents."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    if forward_ad._current_level < 0:
-        return False
-    duals = [forward_ad.unpack_dual(t) for t in tensors_in(arguments)]  # type: ignore[no-untyped-call]
-    return any(dual.tangent is not None for dual in duals)
 
 
 def solve_transformed(
@@ -85,8 +66,10 @@ class _Call:
     settings: dict[str, Any]
     ranks: tuple[int, ...] | None
 
-    def __call__(self, tensors: Sequence[Tensor], known: Tensor | None, order: int) -> Solution:
-        """Solve, or, where the solution is known, attach derivatives up to the order."""
+    def __call__(
+        self, tensors: Sequence[Tensor], known: Tensor | None = None, order: int | None = None
+    ) -> Solution:
+        """Solve, or, given an order, take a known solution and attach its derivatives."""
         lead: tuple[int, ...] | None = None
         if self.ranks is not None:
             if known is None:
@@ -95,8 +78,8 @@ class _Call:
                 (known, *tensors), lead = one_batch((known, *tensors), (1, *self.ranks))
         objective, constraint, x0, step_size = filled(self.arguments, iter(tensors))
         settings = self.settings | {"step_size": step_size}
-        if known is not None and settings["differentiate"] == "implicit":
-            x0, settings["method"] = known, Known(order)
+        if order is not None:
+            x0, settings["method"], settings["differentiate"] = known, Known(order), "implicit"
         sol = self.solve(objective, constraint, x0=x0, **settings)
         if lead is None or len(lead) < 2:
             return sol
@@ -120,11 +103,10 @@ class _Found:
         return frozenset()
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        # as all known tensors are detached, x needs a gradient only if there are others
-        with torch.set_grad_enabled(self.differentiable):
-            sol = self.call([t.detach() for t in inputs], None, 0)
-        if sol.x.requires_grad:
-            raise RuntimeError(HIDDEN)
+        sol = self.call(inputs)
+        if self.differentiable:
+            with torch.enable_grad():  # order 0 looks for tensors that are none of the inputs
+                self.call([t.detach() for t in inputs], sol.x, order=0)
         return sol.x, sol.value, sol.gap, sol.num_steps, sol.status
 
 
@@ -144,7 +126,10 @@ class _Carried:
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         x, *tensors = inputs
-        return (x.clone() if order == 0 else self.call(tensors, x, order).x,)
+        if order == 0:
+            return (x.clone(),)
+        implicit = self.call.settings["differentiate"] == "implicit"
+        return (self.call(tensors, x, order if implicit else None).x,)
 
 
 def ranks_of(

@@ -11,7 +11,7 @@ from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import where_rows
-from dfwlayer.mapped import Arguments, solve_transformed, transformed
+from dfwlayer.mapped import Arguments, solve_transformed
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
@@ -19,7 +19,7 @@ from dfwlayer.recorded import solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
-from dfwlayer.transforms import uncompiled
+from dfwlayer.transforms import in_transform, uncompiled
 
 __all__ = ["check_settings", "solve"]
 
@@ -96,7 +96,7 @@ def solve(
                 verify=verify,
             )
     arguments = Arguments(objective, constraint, x0, step_size)
-    if transformed(arguments):
+    if in_transform(arguments):
         given = {"tol": tol, "max_steps": max_steps, "temperature": schedule, "verify": verify}
         given |= {"method": solver, "differentiate": mode}
         return solve_transformed(solve, arguments, given)

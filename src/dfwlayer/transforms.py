@@ -15,20 +15,30 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-__all__ = ["Derived", "Pullback", "Recipe", "derived", "filled", "tensors_in", "uncompiled"]
+__all__ = [
+    "Derived",
+    "Pullback",
+    "Recipe",
+    "derived",
+    "filled",
+    "in_transform",
+    "tensors_in",
+    "uncompiled",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# what fullgraph=True says; older versions take no message
+# what torch.compile(..., fullgraph=True) says; before 2.8 there is no place for a message
 _REASON = (
-    (
-        "dfwlayer.solve cannot be part of a compiled graph, since the number of its steps depends "
-        "on the data. Compile without fullgraph=True: it then runs between two graphs.",
-    )
+    {
+        "msg": "dfwlayer.solve cannot be part of one graph, as its number of steps depends on "
+        "the data. Compile without fullgraph=True: it then runs between two graphs."
+    }
     if torch.__version__ >= "2.8"
-    else ()
+    else {}
 )
 
 
@@ -174,8 +184,26 @@ class Derived(torch.autograd.Function):
         return outs, (0,) * len(outs)
 
 
+def in_transform(node: Any) -> bool:
+    """Whether a call with these tensors is inside of a transform, or they have tangents."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if isinstance(node, Tensor) and torch._C._functorch.is_legacy_batchedtensor(node):
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    duals = [forward_ad.unpack_dual(t) for t in tensors_in(node)]  # type: ignore[no-untyped-call]
+    return any(dual.tangent is not None for dual in duals)
+
+
 def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """``Derived.apply``, typed."""
+    """``Derived.apply``, but with a word to those who come through the vmap of old."""
+    if any(torch._C._functorch.is_legacy_batchedtensor(t) for t in inputs):
+        raise RuntimeError(
+            "is_grads_batched=True, vectorize=True and gradcheck(check_batched_grad=True) use a "
+            "vmap that knows no rules for autograd functions, so dfwlayer does not work inside of "
+            "it: use torch.func.jacrev, torch.func.jacfwd or torch.func.vmap"
+        )
     out: tuple[Tensor, ...] = Derived.apply(recipe, *inputs)  # type: ignore[no-untyped-call]
     return out
 
@@ -232,7 +260,7 @@ def uncompiled(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         nonlocal eager
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(*_REASON)
+            torch._dynamo.graph_break(**_REASON)
         if "torch._dynamo" not in sys.modules:
             return fn(*args, **kwargs)
         if eager is None:
