@@ -91,7 +91,16 @@ def solve_recorded(
         return flags, x, value, gap, outcome.num_steps, status, *parts
 
     parts = (*static_of(method), *static_of(objective), *static_of(constraint))
-    name = ("solve", *parts, lead, settings.tol, settings.max_steps, verify, x0 is None)
+    name = (
+        "solve",
+        *parts,
+        lead,
+        settings.tol,
+        settings.max_steps,
+        verify,
+        x0 is None,
+        settings.warm,
+    )
     with torch.no_grad():
         found = replay(name, calculate, tensors)
         if found is None:
@@ -112,7 +121,7 @@ def _continued(
     method: Method, problem: Problem, x: Tensor, steps: Tensor, settings: Settings, attempts: int
 ) -> Recorded:
     """Go on from x, a few more times with a recording, then without."""
-    more = replace(settings, warm=True)
+    more = replace(settings, warm=False)  # a polish from x has just been tried
     found: Recorded | None = None
     if attempts > 0:
         objective, constraint, lead = problem.objective, problem.constraint, tuple(x.shape[:-1])

@@ -233,10 +233,12 @@ class _Rounds:
         ended = rows & close & (self.exact | self.close)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
-            lost = self.best_gap <= 8 * self._noise()
+            noise = self._noise()
+            lost = ((self.stalled >= 1) | close) & (self.best_gap <= 8 * noise)
+            if recording(at.x):  # there is no second look
+                lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
-            floored = (self.stalled >= patience) | ((self.stalled >= 1) | close) & lost
-            ended = ended | (rows & floored)
+            ended = ended | (rows & ((self.stalled >= patience) | lost))
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 
