@@ -12,7 +12,7 @@ from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.expansion import Known, expand
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import dot, where_rows
-from dfwlayer.mapped import level, one_batch, ranks_of
+from dfwlayer.mapped import check_no_others, level, one_batch, ranks_of
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.transforms import Pullback, derived, filled, in_transform, tensors_in
@@ -134,17 +134,19 @@ def _gradients(ctx: Any, v: Tensor) -> list[Tensor | None]:
     objective, constraint, _ = ctx.problem
     x: Tensor = ctx.system.x
     ranks = ranks_of(objective, constraint)
-    tensors = ctx.saved_tensors
-    recipe = _Nearby(objective, constraint, ranks)
-    with torch.enable_grad():  # order 0 looks for tensors that are none of these
-        recipe(0, x, *(t.detach() for t in tensors))
+    dense = [t for t in ctx.saved_tensors if t.layout == torch.strided]
+    constant = filled((objective, constraint), (t.detach() for t in dense))
+    with torch.enable_grad():
+        check_no_others(constant[0], constant[1], lambda: constant[0].value(x))
     needed = ctx.needs_input_grad[5:]
-    wanted = tuple(i + 1 for i, need in enumerate(needed) if need)
-    found = iter(derived(Pullback(recipe, 1, wanted), v, x, *level(tensors, ranks)))
-    return [
-        next(found).reshape(t.shape) if need else None
-        for t, need in zip(tensors, needed, strict=True)
-    ]
+    wanted = tuple(i for i, t in enumerate((x, *dense)) if t.requires_grad)
+    recipe = Pullback(_Nearby(objective, constraint, ranks), 1, wanted)
+    found = iter(derived(recipe, v, x, *level(dense, ranks)))
+    given = [next(found) if need else None for need in needed]
+    if ranks is None:
+        return given
+    shapes = [t.shape for t in ctx.saved_tensors]
+    return [g if g is None else g.reshape(s) for g, s in zip(given, shapes, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,6 @@ class Known(Method):
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     """The solution x, with derivatives in the parameters that are right up to ``order``.
 
-    Of order 0, for parameters without autograd, it makes sure that there are no others.
-
     The free coordinates z and the multiplier λ are the zero of
 
         F(z, λ; θ) = (∇f(x; θ) + λ ∇h(x; w) on the free coordinates,  h(x; w) − t),
@@ -46,9 +44,6 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     they are and makes one more order of derivatives right: if (z, λ) is off by O(‖δθ‖ᵐ), the
     next one is off by O(‖δθ‖ᵐ⁺¹). What F's derivatives are is left to autograd.
     """
-    if order == 0:
-        _check_no_others(problem, x, face)
-        return x
     inverse = _Saddle(FaceSystem(problem.objective, face, x))
     pinned = face.pinned()
     pinned = x + (pinned - pinned.detach())  # x itself is feasible to the last bit
@@ -63,17 +58,6 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
         )
         z, multiplier = z - change[0], multiplier - change[1].unsqueeze(-1)
     return torch.where(face.free, z, pinned)
-
-
-def _check_no_others(problem: Problem, x: Tensor, face: Face) -> None:
-    """Raise if f or the set needs a gradient although none of its arguments does."""
-    parts = (problem.objective.value(x), face.force(), face.excess(), face.pinned())
-    if any(part.requires_grad for part in parts):
-        raise RuntimeError(
-            "the objective or the set uses a tensor with requires_grad that is not one of its "
-            "arguments, such as a module's parameter inside of fn, and its gradient would be lost "
-            "here: pass it as one of the params of Smooth, or detach it"
-        )
 
 
 @dataclass(frozen=True)
@@ -126,10 +110,15 @@ class _Inverse(torch.autograd.Function):
 
 def _multiplier(face: Face, x: Tensor) -> Tensor:  # (..., 1)
     """λ as a tensor."""
-    multiplier: Scalar = face.multiplier  # type: ignore[attr-defined]
+    multiplier: Scalar = getattr(face, "multiplier", 0.0)
     return multiplier if isinstance(multiplier, Tensor) else x.new_full((1,), multiplier)
 
 
 def _moved(face: Face, x: Tensor, multiplier: Tensor) -> Any:
     """The face with x and λ that carry derivatives of their own."""
+    if not {"x", "multiplier"} <= getattr(face, "__dataclass_fields__", {}).keys():
+        raise ValueError(
+            "constraint: beyond first derivatives, and inside of torch.func, its face has to be a "
+            f"dataclass with the fields x and multiplier, got {type(face).__name__}"
+        )
     return replace(face, x=x, multiplier=multiplier)  # type: ignore[type-var]

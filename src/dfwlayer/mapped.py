@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +14,14 @@ from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.expansion import Known
 from dfwlayer.objectives import LeastSquares, Quadratic
-from dfwlayer.objectives.base import Objective
+from dfwlayer.objectives.base import Objective, common_batch
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
-from dfwlayer.transforms import derived, filled, tensors_in
+from dfwlayer.transforms import derived, filled, has_derivatives, tensors_in
 
 __all__ = [
     "Arguments",
+    "check_no_others",
     "level",
     "one_batch",
     "ranks_of",
@@ -48,12 +50,15 @@ def solve_transformed(
 ) -> Solution:
     """Solve on plain tensors, batched where a vmap asks for it, and attach the derivatives."""
     ranks = ranks_of(*arguments)
-    tensors = level(tensors_in(arguments), ranks)
-    call = _Call(solve, arguments, settings, ranks)
-    found = derived(_Found(call, torch.is_grad_enabled()), *(t.detach() for t in tensors))
-    x, value, gap, num_steps, status = found
+    tensors = tensors_in(arguments, sparse=False)
+    constants = [t.detach() for t in tensors]
     if torch.is_grad_enabled():
-        (x,) = derived(_Carried(call), x.detach(), *tensors)
+        objective, constraint, _, _ = filled(arguments, iter(constants))
+        check_no_others(objective, constraint, lambda: _value_at_zero(objective))
+    call = _Call(solve, arguments, settings, ranks)
+    x, value, gap, num_steps, status = derived(_Found(call), *level(constants, ranks))
+    if torch.is_grad_enabled():
+        (x,) = derived(_Carried(call), x.detach(), *level(tensors, ranks))
     return Solution(x, value, gap, num_steps, status)
 
 
@@ -79,7 +84,8 @@ class _Call:
         objective, constraint, x0, step_size = filled(self.arguments, iter(tensors))
         settings = self.settings | {"step_size": step_size}
         if order is not None:
-            x0, settings["method"], settings["differentiate"] = known, Known(order), "implicit"
+            settings |= {"method": Known(order), "differentiate": "implicit"}
+            x0 = x0 if known is None else known
         sol = self.solve(objective, constraint, x0=x0, **settings)
         if lead is None or len(lead) < 2:
             return sol
@@ -92,7 +98,6 @@ class _Found:
     """The solution and its certificate, without derivatives."""
 
     call: _Call
-    differentiable: bool
 
     @property
     def batches(self) -> bool:
@@ -104,9 +109,6 @@ class _Found:
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         sol = self.call(inputs)
-        if self.differentiable:
-            with torch.enable_grad():  # order 0 looks for tensors that are none of the inputs
-                self.call([t.detach() for t in inputs], sol.x, order=0)
         return sol.x, sol.value, sol.gap, sol.num_steps, sol.status
 
 
@@ -130,6 +132,37 @@ class _Carried:
             return (x.clone(),)
         implicit = self.call.settings["differentiate"] == "implicit"
         return (self.call(tensors, x, order if implicit else None).x,)
+
+
+def _value_at_zero(objective: Objective) -> Tensor:
+    """f(0), for an objective that is not bound yet."""
+    objective = objective.bind(common_batch(objective.batch_sizes))
+    sizes = *objective.batch_sizes.values(), math.prod(objective.shape)
+    return objective.value(torch.zeros(sizes, dtype=objective.dtype, device=objective.device))
+
+
+def check_no_others(
+    objective: Objective, constraint: Constraint, value: Callable[[], Tensor]
+) -> None:
+    """Raise if f has derivatives in something although the dense tensors are constants."""
+    for name, part in (("objective", objective), ("constraint", constraint)):
+        if not is_dataclass(part):
+            raise ValueError(
+                f"{name}: expected a dataclass, in whose fields tensors can be found and replaced, "
+                f"got {type(part).__name__}; other objects have first derivatives only, and those "
+                "outside of torch.func"
+            )
+    if any(t.requires_grad for t in tensors_in((objective, constraint))):
+        raise RuntimeError(
+            "a sparse tensor gets first derivatives only, and those outside of torch.func: "
+            "detach it, or pass a dense one"
+        )
+    if type(objective) not in RANKS and has_derivatives(value()):
+        raise RuntimeError(
+            "the objective uses a tensor that is not one of its arguments, such as a module's "
+            "parameter inside of fn, and the derivatives in it would be lost here: pass it as one "
+            "of the params of Smooth, or detach it"
+        )
 
 
 def ranks_of(

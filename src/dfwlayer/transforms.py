@@ -23,6 +23,7 @@ __all__ = [
     "Recipe",
     "derived",
     "filled",
+    "has_derivatives",
     "in_transform",
     "tensors_in",
     "uncompiled",
@@ -192,7 +193,7 @@ def in_transform(node: Any) -> bool:
         return True
     if forward_ad._current_level < 0:
         return False
-    duals = [forward_ad.unpack_dual(t) for t in tensors_in(node)]  # type: ignore[no-untyped-call]
+    duals = [forward_ad.unpack_dual(t) for t in tensors_in(node, sparse=False)]  # type: ignore[no-untyped-call]
     return any(dual.tangent is not None for dual in duals)
 
 
@@ -208,11 +209,23 @@ def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:
     return out
 
 
-def tensors_in(node: Any) -> list[Tensor]:
-    """The tensors in a dataclass or container, in a fixed order."""
+def has_derivatives(t: Tensor) -> bool:
+    """Whether t depends on anything that is being differentiated, at whatever level."""
+    functorch = torch._C._functorch
+    while True:
+        tangent = forward_ad.unpack_dual(t).tangent  # type: ignore[no-untyped-call]
+        if t.requires_grad or tangent is not None:
+            return True
+        if not functorch.is_functorch_wrapped_tensor(t):
+            return False
+        t = functorch.get_unwrapped(t)
+
+
+def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
+    """The tensors in a dataclass or container, in a fixed order; transforms know no sparse ones."""
     found: list[Tensor] = []
     _collect(node, found)
-    return found
+    return found if sparse else [t for t in found if t.layout == torch.strided]
 
 
 def _collect(node: Any, found: list[Tensor]) -> None:
@@ -232,9 +245,12 @@ def _collect(node: Any, found: list[Tensor]) -> None:
 
 
 def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
-    """A copy with other tensors, in the order of `tensors_in`; what was cached is left out."""
+    """A copy with other tensors in place of those that are not sparse, in the same order.
+
+    What an object has cached is not copied.
+    """
     if isinstance(node, Tensor):
-        return next(tensors)
+        return next(tensors) if node.layout == torch.strided else node
     if isinstance(node, tuple | list):
         parts = [filled(part, tensors) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
