@@ -111,7 +111,7 @@ def make_cg(B, n, device, dtype):
     state.going = state.rho > 0
     state.going[rows["stopped"]] = False
     state.steepest = torch.full_like(state.rho, 0.75)
-    state.steepest[::2] = 0
+    state.steepest[::5] = 0
     state.flattest = torch.full_like(state.rho, torch.inf)
     state.flat = torch.zeros_like(state.going)
     state.flat[rows["stopped"]] = True
@@ -334,7 +334,7 @@ def test_project_l1(device, B, n, dtype, weights, lengths):
 
 @devices
 @dtypes
-@pytest.mark.parametrize("shape", [(1,), (6,), (70,), (3, 6), (9, 100)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (6,), (70,), (3, 6), (3, 100)], ids=str)
 def test_step_l1(device, dtype, shape):
     """The step is the projection of x − gradient/α; one problem has no batch dimension."""
     x, gradient = (torch.randn(shape, dtype=dtype).to(device) for _ in range(2))
@@ -410,6 +410,28 @@ def test_not_a_number_stays_where_it_is(device):
     assert got[2].isnan().all()
     others = [0, 1, 3, 4]
     assert torch.equal(got[others], want[others])
+
+
+@devices
+@dtypes
+def test_wide_problems_take_the_same_steps(device, dtype, monkeypatch):
+    """Kernels that keep less in registers, here for problems that need no such care."""
+    x, gradient = (torch.randn(5, 9, dtype=dtype, device=device) for _ in range(2))
+    omega = 0.5 + 0.5 * torch.rand(9, dtype=dtype, device=device)
+    one = torch.ones(1, dtype=dtype, device=device)
+    ball = (omega, 1 / omega, one)
+    alpha = torch.full_like(x[:, :1], 0.5)
+    state = make_cg(20, 9, device, dtype)
+    narrow, wide = take(state, range(20), dtype), take(state, range(20), dtype)
+    launch_cg(narrow)
+    want = kernels.project_l1(x, *ball), kernels.step_l1(x, gradient, alpha, *ball)
+    monkeypatch.setattr(kernels, "_wide", lambda _: True)
+    launch_cg(wide)
+    got = kernels.project_l1(x, *ball), kernels.step_l1(x, gradient, alpha, *ball)
+    torch.testing.assert_close(got, want)
+    for name in CG_VECTORS + CG_NUMBERS:
+        one_way, another = getattr(narrow, name), getattr(wide, name)
+        torch.testing.assert_close(another, one_way, equal_nan=True)
 
 
 @devices

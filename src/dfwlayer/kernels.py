@@ -78,8 +78,8 @@ def cg_update(
     product, free, unit = product.contiguous(), free.contiguous(), unit.contiguous()
     vectors = (product, direction, residual, u, free, unit)
     numbers = (rho, target, length, going, steepest, flattest, flat, steps, cap)
-    eps = EPS[direction.dtype]
-    _launch(_cg_update, direction, (*vectors, *numbers, step), EPS=eps)
+    constants = {"EPS": EPS[direction.dtype], "WIDE": _wide(direction)}
+    _launch(_cg_update, direction, (*vectors, *numbers, step), constants)
 
 
 def project_l1(z: Tensor, omega: Tensor, inverse: Tensor, length: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def observe(
     """Take note of the curvature along a step of ``Spectral`` and choose the next α."""
     x, gradient, trial, slope = (v.contiguous() for v in (x, gradient, trial, slope))
     numbers = (alpha, steepest, flattest, bent_down, rounding)
-    _launch(_observe, x, (x, gradient, trial, slope, *numbers))
+    _launch(_observe, x, (x, gradient, trial, slope, *numbers), {})
 
 
 class _Layout(NamedTuple):
@@ -129,13 +129,20 @@ class _Layout(NamedTuple):
 @cache
 def _layout(n: int) -> _Layout:
     block = 1 << (n - 1).bit_length()
-    # one warp needs no barrier to add up a row, so that short rows are as fast as they can be
     rows = max(1, 256 // block) if block <= 64 else 1
-    warps = min(16, max(1, block // 256))
+    # a warp adds up a row without a barrier, and 8 entries of each vector fit a thread's registers
+    warps = 4 if rows > 1 else min(32, max(1, block // 256 if block > 512 else block // 128))
     return _Layout(rows, {"ROWS": rows, "BLOCK": block, "num_warps": warps})
 
 
-def _launch(kernel: Any, like: Tensor, arguments: tuple[object, ...], **constants: Any) -> None:
+def _wide(like: Tensor) -> bool:
+    """Whether a thread has too few registers for its part of several such vectors."""
+    return like.shape[-1] * like.element_size() > 2**14
+
+
+def _launch(
+    kernel: Any, like: Tensor, arguments: tuple[object, ...], constants: dict[str, Any]
+) -> None:
     n = like.shape[-1]
     rows = like.numel() // n
     if rows == 0:
@@ -166,8 +173,7 @@ def _project(
         _project_l1,
         x,
         (x, gradient, alpha, omega, inverse, length, out, weight_stride, length_stride),
-        WEIGHTED=columns > 1,
-        CEILING=CEILING[x.dtype],
+        {"WEIGHTED": columns > 1, "CEILING": CEILING[x.dtype], "WIDE": _wide(x)},
     )
     return out
 
@@ -178,6 +184,11 @@ def _jit(function: Callable[..., Any]) -> Any:
     # other values of these shall not compile the kernel anew
     runtime = ["rows", "step", "weight_stride", "length_stride"]
     return triton.jit(function, do_not_specialize=runtime)
+
+
+@_jit
+def _entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
+    return tl.load(vector + at, mask=cell, other=0.0)
 
 
 @_jit
@@ -194,6 +205,24 @@ def _add(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 def _totals(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """Both sums of each row, at the price of one where warps have to wait for each other."""
     return tl.reduce((a, b), 1, _add, keep_dims=True)
+
+
+@_jit
+def _pull_most(
+    weight: tl.tensor,
+    pull: tl.tensor,
+    square: tl.tensor,
+    more: tl.tensor,
+    other_pull: tl.tensor,
+    other_square: tl.tensor,
+) -> tl.tensor:
+    """The sum of the weights, the largest pull, and the square that goes with it."""
+    first = (pull > other_pull) | ((pull == other_pull) & (square > other_square))
+    return (
+        weight + more,
+        tl.where(first, pull, other_pull),
+        tl.where(first, square, other_square),
+    )
 
 
 @_jit
@@ -232,6 +261,7 @@ def _cg_update(
     rows: tl.tensor,
     n: tl.tensor,
     EPS: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -240,12 +270,13 @@ def _cg_update(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    p = tl.load(product + at, mask=cell, other=0.0)
-    d = tl.load(direction + at, mask=cell, other=0.0)
-    r = tl.load(residual + at, mask=cell, other=0.0)
-    point = tl.load(u + at, mask=cell, other=0.0)
-    open_ = tl.load(free + at, mask=cell, other=0.0)
-    a = tl.load(unit + at, mask=cell, other=0.0)
+    p = _entries(product, at, cell)
+    d = _entries(direction, at, cell)
+    if not WIDE:  # loads that nobody waits for yet
+        r = _entries(residual, at, cell)
+        point = _entries(u, at, cell)
+        open_ = _entries(free, at, cell)
+        a = _entries(unit, at, cell)
     square = tl.load(rho + row, mask=here, other=0.0)
     enough = tl.load(target + row, mask=here, other=0.0)
     size = tl.load(length + row, mask=here, other=0.0)
@@ -269,11 +300,19 @@ def _cg_update(
     tl.store(going + row, on, mask=here)
 
     alpha = tl.where(on, _ratio(square, curvature), 0.0)
+    if WIDE:  # held in registers from the start, so many entries would be spilled
+        p = _entries(product, at, cell)
+        r = _entries(residual, at, cell)
+        open_ = _entries(free, at, cell)
+        a = _entries(unit, at, cell)
     r = (r - alpha * p) * open_
     r = r - a * _total(a * r)
     following = _total(r * r)
     beta = _ratio(following, square)
     moved = cell & on
+    if WIDE:
+        d = _entries(direction, at, cell)
+        point = _entries(u, at, cell)
     tl.store(u + at, point + alpha * d, mask=moved)
     tl.store(residual + at, r, mask=moved)
     tl.store(direction + at, r + beta * d, mask=moved)
@@ -305,6 +344,7 @@ def _project_l1(
     n: tl.tensor,
     WEIGHTED: tl.constexpr,
     CEILING: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -313,7 +353,7 @@ def _project_l1(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    z = tl.load(x + at, mask=cell, other=0.0)
+    z = _entries(x, at, cell)
     weights = row * weight_stride
     weighed = here
     if WEIGHTED:
@@ -324,26 +364,28 @@ def _project_l1(
     t = tl.load(length + row * length_stride, mask=here, other=0.0).to(tl.float64)
     support = z != 0
     if gradient is not None:
-        slope = tl.load(gradient + at, mask=cell, other=0.0)
+        slope = _entries(gradient, at, cell)
         steep = tl.load(alpha + row, mask=here, other=0.0)
         z = z - slope * _ratio(1.0, steep)
+    if WIDE:  # the registers are needed for the loop
+        tl.store(out + at, z, mask=cell)
 
     # sums in double precision: in float32 they would cost the result a digit
     size = tl.abs(z)
     wide = w.to(tl.float64)
-    weight = _total(wide * size.to(tl.float64))
-    inside = weight <= t
     pull = _smaller(size * steepness, CEILING)
-    largest = tl.max(pull, axis=1, keep_dims=True)
-    delta = (largest - pull).to(tl.float64)
     square = tl.where(cell, tl.maximum(wide * wide, 2.0**-1022), 0.0)
+    weight, largest, lead = tl.reduce(
+        (wide * size.to(tl.float64), pull, square), 1, _pull_most, keep_dims=True
+    )
+    inside = weight <= t
+    delta = (largest - pull).to(tl.float64)
 
     # The η of any set of entries, (t + Σ ω²δ) / Σ ω², is not below the solution's, and that of
     # the entries with δ < η is not above η: Newton's method on a convex function. It starts at
     # the η of the entry that pulls most, so that no sum leaves the range, or at that of the
     # support of x, which is often the right one. As long as η falls an entry is left out for
     # good, therefore the loop ends. (What it carries is used after it, or Triton before 3.5 fails.)
-    lead = tl.max(tl.where(delta == 0, square, 0.0), axis=1, keep_dims=True)
     eta = tl.where(inside, 0.0, _ratio(t, lead))
     if gradient is not None:
         eta = tl.minimum(eta, _eta(support, square, delta, t, eta))
@@ -354,6 +396,10 @@ def _project_l1(
     eta = tl.minimum(following, eta)
 
     eta = tl.where(weight == weight, eta, weight)  # NaN if z is
+    if WIDE:
+        tl.debug_barrier()  # other threads may have written what this one reads
+        z = _entries(out, at, cell)
+        wide = tl.load(omega + weights, mask=weighed, other=1.0).to(tl.float64)
     moved = _larger(eta - delta, 0.0) * wide
     moved = tl.where(z < 0, -moved, moved).to(z.dtype)
     tl.store(out + at, tl.where(inside, z, moved), mask=cell)
@@ -380,10 +426,10 @@ def _observe(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    old = tl.load(x + at, mask=cell, other=0.0)
-    new = tl.load(trial + at, mask=cell, other=0.0)
-    old_slope = tl.load(gradient + at, mask=cell, other=0.0)
-    new_slope = tl.load(slope + at, mask=cell, other=0.0)
+    old = _entries(x, at, cell)
+    new = _entries(trial, at, cell)
+    old_slope = _entries(gradient, at, cell)
+    new_slope = _entries(slope, at, cell)
     steep = tl.load(alpha + row, mask=here, other=0.0)
     top = tl.load(steepest + row, mask=here, other=0.0)
     low = tl.load(flattest + row, mask=here, other=0.0)
