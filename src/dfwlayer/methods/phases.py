@@ -223,9 +223,10 @@ class Splitting:
         if not objective.quadratic:
             return None
         penalty = root(maximum(at.flattest, 1e-6 * at.steepest) * at.steepest)
-        solve = objective.shifted(penalty)
-        if solve is None:
+        found = objective.shifted(penalty)
+        if found is None:
             return None
+        solve, penalty = found
         dual = descend(torch.zeros_like(at.x), at.gradient, penalty)
         linear = objective.gradient(torch.zeros_like(at.x))
         return Splitting(penalty, solve, linear, at.x, dual)
@@ -262,9 +263,9 @@ class Splitting:
         factor = select((factor > 2) | (factor < 0.5), factor, 1.0)
         if not any_row(absolute(factor - 1) > 0):
             return
-        penalty = self.penalty * factor
-        solve = at.problem.objective.shifted(penalty)
-        if solve is not None:
+        found = at.problem.objective.shifted(self.penalty * factor)
+        if found is not None:
             self.changes += 1
-            self.penalty, self.solve = penalty, solve
-            self.dual = axpy(torch.zeros_like(self.dual), 1 / factor, self.dual)
+            before, (self.solve, self.penalty) = self.penalty, found
+            change = ratio(before, self.penalty, 1.0)
+            self.dual = axpy(torch.zeros_like(self.dual), change, self.dual)

@@ -104,6 +104,7 @@ class _Rounds:
         none = zero > 0
         left = zero + float(settings.max_steps)
         self.at = Iterate(problem, x, value, gradient, zero, zero + torch.inf, none, left)
+        self.origin = x, gradient
         self.best = x
         self.best_gap: Scalar = zero + torch.inf
         self.round_value = value
@@ -133,9 +134,19 @@ class _Rounds:
             self.rounds += 1
             if recording(self.at.x):  # what is not done by now goes on without a graph
                 break
+        self._look_back()
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
         steps = self.settings.max_steps - maximum(self.at.left, 0.0)
         return Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
+
+    def _look_back(self) -> None:
+        """Convexity along the whole way: ⟨∇f(x) − ∇f(x₀), x − x₀⟩ ≥ 0."""
+        at, (x, gradient) = self.at, self.origin
+        d = at.x - x
+        square = inner(d, d)
+        sizes = inner(gradient, gradient) + inner(at.gradient, at.gradient)
+        rounding = 32 * torch.finfo(d.dtype).eps * d.shape[-1] ** 0.5 * root(sizes * square)
+        at.bent_down = at.bent_down | (inner(d, at.gradient - gradient) < -rounding)
 
     def advance(self, rows: Mask) -> None:
         """Look for the face, with the phase whose turn it is."""

@@ -88,8 +88,11 @@ class Objective(Protocol):
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
 
-    def shifted(self, rho: Scalar) -> Callable[[Tensor], Tensor] | None:
-        """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had."""
+    def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
+        """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had.
+
+        Problems that share ∇²f share ρ too; the ρ that was taken is returned.
+        """
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """v ↦ (∇²f + diag(bend))⁻¹ v on the free coordinates, 0 on the others, by a factorisation.

@@ -195,15 +195,17 @@ class Quadratic:
         """P v, whatever x."""
         return self.product(v)
 
-    def shifted(self, rho: Scalar) -> Callable[[Tensor], Tensor] | None:
-        """Cholesky of P + ρ; a shared P has one ρ for all."""
+    def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
+        """Cholesky of P + ρ; for a shared P, ρ is the geometric mean of those asked for."""
         P = self.P
         if P is None or P.shape[-1] > LARGE or P.numel() > LARGE**2:
             return None
         matrix = P.detach().clone()
         if isinstance(rho, Tensor) and P.dim() == 2:
-            rho = float(rho.log().mean().exp())
-        matrix.diagonal(dim1=-2, dim2=-1).add_(rho)
+            rho = rho.log().mean().exp().expand_as(rho)
+            matrix.diagonal().add_(rho.reshape(-1)[0])
+        else:
+            matrix.diagonal(dim1=-2, dim2=-1).add_(rho)
         factor, info = torch.linalg.cholesky_ex(matrix)
         if bool(info.any()):
             return None
@@ -213,8 +215,8 @@ class Quadratic:
                 columns = v.unsqueeze(-1) if v.dim() == 1 else v.mT
                 return _substitute(factor, columns).mT.reshape(v.shape)
 
-            return solve
-        return lambda v: _substitute(factor, v.unsqueeze(-1)).squeeze(-1)
+            return solve, rho
+        return (lambda v: _substitute(factor, v.unsqueeze(-1)).squeeze(-1)), rho
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""
