@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.sparse import SparseMatrix
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum
 
 __all__ = ["LeastSquares"]
@@ -28,6 +30,7 @@ class LeastSquares:
 
     A: Tensor
     b: Tensor
+    _bound: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         A, b = self.A, self.b
@@ -40,6 +43,11 @@ class LeastSquares:
         if A.dim() not in dims or A.shape[-1] == 0:
             allowed = "(m, n) or (B, m, n)" if len(dims) == 2 else "(m, n) for a sparse tensor"
             raise ValueError(f"A: expected shape {allowed} with n ≥ 1, got {tuple(A.shape)}")
+        if A.layout == torch.sparse_coo and A.dense_dim():
+            raise ValueError(
+                "A: expected a sparse tensor of numbers, found one whose stored entries are "
+                f"vectors ({A.dense_dim()} dense dimension); call .to_dense().to_sparse() first"
+            )
         if b.dim() not in (1, 2) or b.shape[-1] != A.shape[-2]:
             m = A.shape[-2]
             raise ValueError(
@@ -82,11 +90,14 @@ class LeastSquares:
         return LeastSquares(self.A.to(wide), self.b.to(wide))
 
     def bind(self, batch: int | None) -> LeastSquares:
-        """An A with a batch of one is one A for all."""
-        check_tensors({"b": self.b, "A": self.A})
-        if self.A.dim() == 3 and self.A.shape[0] == 1 != batch:
-            return LeastSquares(self.A[0], self.b)
-        return self
+        """An A with a batch of one is one A for all; a sparse one has each entry once."""
+        A = self.A
+        check_tensors({"b": self.b, "A": A})
+        if A.dim() == 3 and A.shape[0] == 1 != batch:
+            A = A[0]
+        if A.layout == torch.sparse_coo:
+            A = A.coalesce()
+        return LeastSquares(A, self.b, _bound=True)
 
     def suspect(self) -> Tensor:
         """Whether values are not finite."""
@@ -112,27 +123,50 @@ class LeastSquares:
         """Flagged problems get a zero b, and a zero A where A is per problem."""
         b = where_rows(~bad, self.b.expand(len(bad), -1), 0)
         A = torch.where(bad[:, None, None], 0, self.A) if self.A.dim() == 3 else self.A
-        return LeastSquares(A, b)
+        return LeastSquares(A, b, _bound=True)
 
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """A x."""
+        if self.A.layout != torch.strided:
+            return self._sparse.product(self._entries, x)
         if x.dim() == 1:
             return self.A @ x
         if self.A.dim() == 3:
             return (self.A @ x.unsqueeze(-1)).squeeze(-1)
-        if self.A.layout == torch.strided:
-            return x @ self.A.mT
-        return (self.A @ x.mT).mT
+        return x @ self.A.mT
 
     def adjoint(self, r: Tensor) -> Tensor:  # (..., m) -> (..., n)
         """Aᵀ r."""
+        if self.A.layout != torch.strided:
+            return self._sparse.adjoint(self._entries, r)
         if r.dim() == 1:
             return self.A.t() @ r
         if self.A.dim() == 3:
             return (self.A.mT @ r.unsqueeze(-1)).squeeze(-1)
-        if self.A.layout == torch.strided:
-            return r @ self.A
-        return (self.A.t() @ r.mT).mT
+        return r @ self.A
+
+    @property
+    def _sparse(self) -> SparseMatrix:
+        """Made once per solve; for an objective of the user's anew, as A may have changed."""
+        return self._bound_sparse if self._bound else SparseMatrix.of(self.A)
+
+    @cached_property
+    def _bound_sparse(self) -> SparseMatrix:
+        return SparseMatrix.of(self.A)
+
+    @property
+    def _entries(self) -> Tensor:
+        """The stored entries of a sparse A, with their gradient where it is asked for."""
+        if not (self.A.requires_grad and torch.is_grad_enabled()):
+            return self._sparse.entries
+        return self._bound_entries if self._bound else self._tracked_entries()
+
+    @cached_property
+    def _bound_entries(self) -> Tensor:  # the gradients of all products add up as vectors there
+        return self._tracked_entries()
+
+    def _tracked_entries(self) -> Tensor:
+        return self.A.values() if self.A.layout == torch.sparse_csr else self.A.coalesce().values()
 
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
@@ -148,9 +182,16 @@ class LeastSquares:
         residual = self.product(x) - self.b
         return 0.5 * dot(residual, residual), self.adjoint(residual)
 
+    def dependence(self, x: Tensor) -> Tensor:
+        """∇f(x) itself."""
+        return self.gradient(x)
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """Aᵀ(A v), whatever x."""
         return self.adjoint(self.product(v))
+
+    def reduced(self, free: Tensor, bend: Tensor | None) -> None:
+        """None: AᵀA is never formed."""
 
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
