@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -99,7 +101,13 @@ def replay(
             if calls < WARM_UP:
                 return None
     if found is None:
-        found = _record(calculate, tensors)
+        try:
+            found = _record(calculate, tensors)
+        except RuntimeError as error:  # the calculation itself will do
+            warnings.warn(f"CUDA graph of {key[0]} was not recorded: {error}", stacklevel=2)
+            with _lock:
+                _calls[key] = -sys.maxsize
+            return None
         with _lock:
             _recordings[key] = found
             while len(_recordings) > KEPT:

@@ -139,6 +139,10 @@ class RecordableConstraint(Constraint, Protocol):
     None of them may make the host wait, or only through `dfwlayer.linalg.any_row`.
     """
 
+    @property
+    def recordable(self) -> bool:
+        """Whether that is so for these parameters."""
+
     def suspect(self) -> Tensor:
         """Whether ``verified`` should have a closer look, or a coordinate is unbounded: ()."""
 
@@ -154,4 +158,4 @@ class RecordableConstraint(Constraint, Protocol):
 
 def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:
     """Whether a set can be part of a CUDA graph."""
-    return hasattr(constraint, "face_of")
+    return getattr(constraint, "recordable", False)

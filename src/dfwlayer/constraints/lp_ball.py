@@ -101,6 +101,11 @@ class LpBall:
         )
         return LpBall(self.p, radius, weight, _bound=True)
 
+    @property
+    def recordable(self) -> bool:
+        """Other balls are projected onto by iterations that watch their own convergence."""
+        return self.p in (1, torch.inf)
+
     def suspect(self) -> Tensor:
         """Whether values are not finite, radii negative, or coordinates not bounded."""
         radius = self._radius.detach()
