@@ -283,7 +283,9 @@ def _fused(
         return torch.full_like(rho, value)
 
     rho = torch.linalg.vecdot(residual, residual).unsqueeze(-1)
-    direction, residual, u = residual.clone(), residual.clone(), torch.zeros_like(residual)
+    # row after row, whatever the strides of the gradient they come from
+    residual = residual.clone(memory_format=torch.contiguous_format)
+    direction, u = residual.clone(), torch.zeros_like(residual)
     free, unit = subspace.free.contiguous(), subspace.unit.contiguous()
     length, enough, limit = (
         rho.clone(),
