@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
@@ -52,12 +53,14 @@ def solve_transformed(
     ranks = ranks_of(*arguments)
     tensors = tensors_in(arguments, sparse=False)
     constants = [t.detach() for t in tensors]
-    if torch.is_grad_enabled():
+    # no_grad leaves forward mode as it is
+    differentiable = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    if differentiable:
         objective, constraint, _, _ = filled(arguments, iter(constants))
         check_no_others(objective, constraint, lambda: _value_at_zero(objective))
     call = _Call(solve, arguments, settings, ranks)
     x, value, gap, num_steps, status = derived(_Found(call), *level(constants, ranks))
-    if torch.is_grad_enabled():
+    if differentiable:
         (x,) = derived(_Carried(call), x.detach(), *level(tensors, ranks))
     return Solution(x, value, gap, num_steps, status)
 
@@ -84,8 +87,7 @@ class _Call:
         objective, constraint, x0, step_size = filled(self.arguments, iter(tensors))
         settings = self.settings | {"step_size": step_size}
         if order is not None:
-            settings |= {"method": Known(order), "differentiate": "implicit"}
-            x0 = x0 if known is None else known
+            x0, settings = known, settings | {"method": Known(order), "differentiate": "implicit"}
         sol = self.solve(objective, constraint, x0=x0, **settings)
         if lead is None or len(lead) < 2:
             return sol
@@ -136,9 +138,11 @@ class _Carried:
 
 def _value_at_zero(objective: Objective) -> Tensor:
     """f(0), for an objective that is not bound yet."""
-    objective = objective.bind(common_batch(objective.batch_sizes))
-    sizes = *objective.batch_sizes.values(), math.prod(objective.shape)
-    return objective.value(torch.zeros(sizes, dtype=objective.dtype, device=objective.device))
+    batch = common_batch(objective.batch_sizes)
+    objective, n = objective.bind(batch), math.prod(objective.shape)
+    size = (n,) if batch is None else (batch, n)
+    with torch.enable_grad():
+        return objective.value(torch.zeros(size, dtype=objective.dtype, device=objective.device))
 
 
 def check_no_others(

@@ -1,0 +1,545 @@
+"""torch.func, forward mode, higher derivatives and torch.compile, around a call that solves.
+
+The judge is a solution written apart from the library: Newton steps on the optimality conditions
+from the known solution, with dense matrices. At that point they change no number, but each of them
+doubles the order up to which autograd's derivatives of them are those of the solution.
+"""
+
+import itertools
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+import dfwlayer as dfw
+from helpers import F64, PS, close, make_case
+
+pytestmark = [
+    # what torch itself does when forward mode or the compiler is first used
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+NAMES = ("P", "q", "weight", "radius")
+ALL = (0, 1, 2, 3)
+
+
+def example(p, situation="active", rows=None, n=4, seed=71):
+    """The case and its four tensors."""
+    case = make_case("quadratic", p, situation, rows=rows, n=n, seed=seed)
+    return case, tuple(case.params[name] for name in NAMES)
+
+
+def solution(p, **settings):
+    """x of (P, q, weight, radius); only the symmetric part of P counts."""
+
+    def x(P, q, weight, radius):
+        objective = dfw.Quadratic(0.5 * (P + P.mT), q)
+        settings.setdefault("tol", 1e-14)
+        return dfw.solve(objective, dfw.LpBall(p, radius, weight), **settings).x
+
+    return x
+
+
+def reference(p, x_star, inside=False):
+    """The same function next to x_star, by Newton steps on the optimality conditions."""
+    n = len(x_star)
+    sign = torch.sign(x_star)
+
+    def x(P, q, weight, radius):
+        P, size = 0.5 * (P + P.mT), weight.abs()
+        at_bound = (weight * x_star).abs() >= radius * (1 - 1e-9)
+        free = torch.ones(n, dtype=torch.bool)
+        if p == 1 and not inside:
+            free = x_star != 0
+        if p == math.inf:
+            free = ~at_bound
+        held = not inside and p < math.inf
+        bound = sign * radius / size if p == math.inf else torch.zeros_like(q)
+
+        def full(z):
+            return bound.index_put((free.nonzero()[:, 0],), z[: int(free.sum())])
+
+        def conditions(z):
+            x = full(z)
+            slope = P @ x + q
+            if not held:
+                return slope[free]
+            part = (size * sign * x)[free]
+            length = part.sum() if p == 1 else (part**p).sum() ** (1 / p)
+            normal = (size * sign)[free] * (part / length) ** (p - 1)
+            return torch.cat((slope[free] + z[-1] * normal, (length - radius)[None]))
+
+        z = x_star[free]
+        if held:
+            multiplier = -((P @ x_star + q) * x_star).sum() / radius
+            z = torch.cat((z, multiplier.detach()[None]))
+        for _ in range(3):
+            z = z - torch.linalg.solve(jacrev(conditions)(z), conditions(z))
+        return full(z)
+
+    return x
+
+
+def curve(x, values, seed=5):
+    """A number that depends on x along a line through the parameters, and the line's start."""
+    gen = torch.Generator().manual_seed(seed)
+    steps = [0.1 * torch.randn(v.shape, generator=gen, dtype=F64) for v in values]
+
+    def along(s):
+        y = x(*(v + s * step for v, step in zip(values, steps, strict=True)))
+        return (y**2).sum() + y[0]
+
+    return along, torch.zeros((), dtype=F64)
+
+
+def compare(got, want, rtol=1e-6):
+    """Nested tuples of derivatives, relative to the largest of them."""
+    if isinstance(got, tuple):
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            compare(a, b, rtol)
+    else:
+        assert got.shape == want.shape
+        close(got, want, rtol=0, atol=rtol * (1 + float(want.abs().max())))
+
+
+@pytest.mark.parametrize("situation", ["active", "inside"])
+@pytest.mark.parametrize("p", PS)
+@pytest.mark.parametrize("transform", [jacrev, jacfwd])
+def test_jacobians(transform, p, situation):
+    case, values = example(p, situation)
+    want = torch.autograd.functional.jacobian(
+        reference(p, case.x_star, situation == "inside"), values
+    )
+    compare(transform(solution(p), argnums=ALL)(*values), want)
+
+
+@pytest.mark.parametrize("situation", ["active", "inside"])
+@pytest.mark.parametrize("p", PS)
+def test_second_derivatives_in_every_way(p, situation):
+    """Forward over reverse, the other ways, and autograd's own double backward."""
+    case, values = example(p, situation, n=3)
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
+
+    def loss(x):
+        return lambda *parameters: (weights * x(*parameters) ** 2).sum()
+
+    expected = reference(p, case.x_star, situation == "inside")
+    want = torch.autograd.functional.hessian(loss(expected), values)
+    mine = loss(solution(p))
+    compare(hessian(mine, argnums=ALL)(*values), want)
+    compare(jacrev(jacrev(mine, argnums=ALL), argnums=ALL)(*values), want)
+    compare(jacfwd(jacfwd(mine, argnums=ALL), argnums=ALL)(*values), want)
+    compare(torch.autograd.functional.hessian(mine, values), want)
+
+
+@pytest.mark.parametrize("p", PS)
+def test_third_derivatives(p):
+    case, values = example(p)
+    want_along, start = curve(reference(p, case.x_star), values)
+    along, start = curve(solution(p), values)
+    want = grad(grad(grad(want_along)))(start)
+    compare(grad(grad(grad(along)))(start), want)
+    compare(jacfwd(jacrev(jacfwd(along)))(start), want)
+    leaf = start.clone().requires_grad_()
+    derivative = along(leaf)
+    for _ in range(3):
+        (derivative,) = torch.autograd.grad(derivative, leaf, create_graph=True)
+    compare(derivative, want)
+
+
+@pytest.mark.parametrize("constraint", ["p=1", "p=3", "p=inf"])
+@pytest.mark.parametrize(
+    "objective", ["quadratic", "shared quadratic", "identity", "least squares", "logistic"]
+)
+def test_gradgradcheck_of_batches(objective, constraint):
+    """Against finite differences of the gradient, which has its own tests."""
+    case = make_case(objective, constraint, "signed", rows=2, n=3, seed=72)
+    names = list(case.params)
+
+    def x(*leaves):
+        params = dict(zip(names, leaves, strict=True))
+        if "P" in params:
+            params["P"] = 0.5 * (params["P"] + params["P"].mT)
+        return dfw.solve(*case.build(params), tol=1e-14).x
+
+    leaves = [v.clone().requires_grad_() for v in case.params.values()]
+    settings = {"eps": 1e-4, "atol": 1e-4, "rtol": 1e-3, "fast_mode": True}
+    assert torch.autograd.gradcheck(x, leaves, check_forward_ad=True, **settings)
+    assert torch.autograd.gradgradcheck(x, leaves, check_fwd_over_rev=True, **settings)
+
+
+@pytest.mark.parametrize("p", PS)
+@pytest.mark.parametrize("situation", ["active", "zero weight"])
+def test_create_graph_does_not_change_the_gradient(p, situation):
+    """And second derivatives are finite, also at radius 0 and far inside."""
+    case, (P, q, weight, _) = example(p, situation)
+    v = torch.arange(1.0, 5.0, dtype=F64)
+    for radius in (0.0, float(case.params["radius"]), 100.0):
+        t = torch.tensor(radius, dtype=F64)
+        leaves = [a.clone().requires_grad_() for a in (P, q, weight, t)]
+        x = solution(p)(*leaves)
+        first = torch.autograd.grad((v * x).sum(), leaves, retain_graph=True)
+        again = torch.autograd.grad((v * x).sum(), leaves, create_graph=True)
+        for a, b in zip(first, again, strict=True):
+            close(a, b, rtol=1e-12, atol=1e-12)
+        second = torch.autograd.grad(sum((g**2).sum() for g in again), leaves)
+        assert all(torch.isfinite(g).all() for g in second)
+
+
+@pytest.mark.parametrize("p", PS)
+def test_vmap_over_any_of_the_arguments(p):
+    batched = example(p, rows=3)[1]
+    single = tuple(v[1] for v in batched)
+    x = solution(p)
+    for chosen in itertools.product((False, True), repeat=4):
+        if not any(chosen):
+            continue
+        values = [b if c else s for b, s, c in zip(batched, single, chosen, strict=True)]
+        dims = tuple(0 if c else None for c in chosen)
+        got = vmap(x, in_dims=dims)(*values)
+        rows = [[v[k] if c else v for v, c in zip(values, chosen, strict=True)] for k in range(3)]
+        close(got, torch.stack([x(*row) for row in rows]), rtol=1e-7, atol=1e-9)
+
+
+def test_vmap_is_one_batched_solve(monkeypatch):
+    """Not a loop: the method runs once, on all the problems, and never on more than asked for."""
+    seen = []
+    run = dfw.ProjectedNewton.run
+
+    def counted(self, problem, x, settings):
+        seen.append(tuple(x.shape))
+        return run(self, problem, x, settings)
+
+    monkeypatch.setattr(dfw.ProjectedNewton, "run", counted)
+    _, (P, q, weight, radius) = example(1.0, rows=5, n=6)
+    x = vmap(solution(1.0), in_dims=(0, 0, 0, 0))(P, q, weight, radius)
+    assert seen == [(5, 6)]
+    seen.clear()
+    jacobian = vmap(jacrev(solution(1.0), argnums=1))(P, q, weight, radius)
+    assert seen == [(5, 6)]
+    assert x.shape == (5, 6)
+    assert jacobian.shape == (5, 6, 6)
+
+
+def test_vmap_inside_vmap_and_over_batches():
+    _, (P, q, weight, radius) = example(1.5, rows=3)
+    x = solution(1.5)
+    want = torch.stack(
+        [torch.stack([x(P[i], q[j], weight[i], radius[j]) for j in range(3)]) for i in range(3)]
+    )
+    inner = vmap(x, in_dims=(None, 0, None, 0))
+    close(vmap(inner, in_dims=(0, None, 0, None))(P, q, weight, radius), want, rtol=1e-7)
+
+    def many(P, weight):  # itself a batch of problems
+        return x(P, q, weight, radius)
+
+    close(vmap(many)(P, weight), want, rtol=1e-7)
+    columns = vmap(x, in_dims=(2, 1, None, None), out_dims=1)(
+        P.permute(1, 2, 0), q.mT, weight[0], radius[0]
+    )
+    rows = [x(P[k], q[k], weight[0], radius[0]) for k in range(3)]
+    close(columns, torch.stack(rows, 1), rtol=1e-7)
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, math.inf])
+@pytest.mark.parametrize("transform", [jacrev, jacfwd, hessian])
+def test_vmap_of_derivatives_and_derivatives_of_batches(transform, p):
+    _, values = example(p, rows=3, n=3)
+
+    def each(*parameters):
+        x = solution(p)(*parameters)
+        return (x**3).sum() if transform is hessian else x
+
+    rows = [transform(each, argnums=(1, 2, 3))(*(v[k] for v in values)) for k in range(3)]
+    got = vmap(transform(each, argnums=(1, 2, 3)))(*values)
+    compare(got, _stacked(rows))
+    if transform is hessian:
+        return
+    together = transform(each, argnums=(0, 3))(*values)
+    for k, m in itertools.product(range(3), repeat=2):
+        alone = transform(each, argnums=(0, 3))(*(v[k] for v in values))
+        for block, row in zip(together, alone, strict=True):
+            expected = row if k == m else torch.zeros_like(row)
+            close(block[k, :, m], expected, rtol=1e-6, atol=1e-8)
+
+
+def _stacked(rows):
+    if isinstance(rows[0], tuple):
+        return tuple(_stacked(parts) for parts in zip(*rows, strict=True))
+    return torch.stack(rows)
+
+
+def test_the_whole_solution_is_mapped():
+    _, (P, q, weight, radius) = example(1.0, rows=4)
+
+    def fields(P, q, weight, radius):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1.0, radius, weight))
+        return sol.x, sol.value, sol.gap, sol.num_steps, sol.status
+
+    got, want = vmap(fields)(P, q, weight, radius), fields(P, q, weight, radius)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_a_bad_problem_stays_alone_inside_vmap():
+    _, (P, q, weight, radius) = example(1.0, rows=3)
+    q[1, 0] = math.nan
+
+    def solve(q):
+        return dfw.solve(dfw.Quadratic(P[0], q), dfw.LpBall(1.0, radius[0], weight[0]))
+
+    status = vmap(lambda q: solve(q).status)(q)
+    assert status.tolist() == [dfw.Status.CONVERGED, dfw.Status.NONFINITE, dfw.Status.CONVERGED]
+    slopes = vmap(grad(lambda q: torch.nan_to_num(solve(q).x).sum()))(q)
+    assert (slopes[1] == 0).all()
+    assert (slopes[[0, 2]] != 0).any(1).all()
+
+
+@pytest.mark.parametrize("calling", ["single", "rows"])
+def test_functions_written_in_torch(calling):
+    """`Smooth` is mapped one problem after the other, whatever fn expects."""
+    gen = torch.Generator().manual_seed(3)
+    F = torch.randn(5, 3, generator=gen, dtype=F64)
+    c = torch.randn(*(() if calling == "single" else (2,)), 3, generator=gen, dtype=F64)
+    radii = torch.tensor([0.1, 0.3], dtype=F64)
+
+    def fn(x, F, c):
+        return torch.logsumexp(x @ F.mT, -1) + (x * x).sum(-1) + (c * x).sum(-1)
+
+    def x(F, c, radius):
+        return dfw.solve(dfw.Smooth(fn, F, c, shape=3), dfw.LpBall(1.5, radius), tol=1e-14).x
+
+    got = vmap(x, in_dims=(None, 0, 0))(F, torch.stack((c, -c)), radii)
+    close(got, torch.stack((x(F, c, radii[0]), x(F, -c, radii[1]))), rtol=1e-9)
+    values = (F, c, radii[1])
+    want = torch.autograd.functional.jacobian(x, values)
+    compare(jacrev(x, argnums=(0, 1, 2))(*values), want)
+    compare(jacfwd(x, argnums=(0, 1, 2))(*values), want)
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, math.inf])
+def test_unrolled_solves(p):
+    """They are differentiated as they are, by running them again."""
+    _, values = example(p, rows=2)
+    x = solution(p, method="dfw", tol=0.0, max_steps=6)
+    single = tuple(v[0] for v in values)
+    want = torch.autograd.functional.jacobian(x, single)
+    compare(jacrev(x, argnums=ALL)(*single), want)
+    compare(jacfwd(x, argnums=ALL)(*single), want)
+    close(vmap(x)(*values), x(*values), rtol=1e-12)
+
+
+def test_forward_mode():
+    _, (P, q, weight, radius) = example(1.5)
+    x = solution(1.5)
+    direction = torch.arange(1.0, 5.0, dtype=F64)
+    want = torch.autograd.functional.jacobian(lambda q: x(P, q, weight, radius), q) @ direction
+    with torch.no_grad():  # which is for the other mode
+        point, moved = jvp(lambda q: x(P, q, weight, radius), (q,), (direction,))
+    close(point, x(P, q, weight, radius), rtol=1e-14)
+    close(moved, want, rtol=1e-9)
+    with forward_ad.dual_level():
+        dual = x(P, forward_ad.make_dual(q, direction), weight, radius)
+        close(forward_ad.unpack_dual(dual).tangent, want, rtol=1e-9)
+
+
+def test_forward_mode_through_a_backward_pass_from_before():
+    _, (P, q, weight, radius) = example(1.5)
+    leaf = q.clone().requires_grad_()
+    x = solution(1.5)(P, leaf, weight, radius)
+    v = torch.arange(1.0, 5.0, dtype=F64)
+    with forward_ad.dual_level():
+        (pulled,) = torch.autograd.grad(x, leaf, forward_ad.make_dual(torch.ones_like(v), v))
+        tangent = forward_ad.unpack_dual(pulled).tangent
+    (want,) = torch.autograd.grad(solution(1.5)(P, leaf, weight, radius), leaf, v)
+    close(tangent, want, rtol=1e-9)
+
+
+def test_gradients_of_each_sample():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4, dtype=F64)
+            self.layer = dfw.DFWLayer(1.5, tol=1e-13)
+
+        def forward(self, features):
+            return self.layer(None, self.linear(features), radius=0.4)
+
+    model = Model()
+    features, targets = torch.randn(2, 5, 4, dtype=F64)
+
+    def loss(parameters, features, target):
+        return (functional_call(model, parameters, (features,)) - target).square().sum()
+
+    parameters = dict(model.named_parameters())
+    got = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, features, targets)
+    for k in range(5):
+        model.zero_grad()
+        loss(parameters, features[k], targets[k]).backward()
+        for name, parameter in parameters.items():
+            close(got[name][k], parameter.grad, rtol=1e-8, atol=1e-12)
+
+
+def test_a_sparse_matrix_is_a_constant():
+    case = make_case("COO least squares", "p=1", "signed", rows=None, n=4, seed=73)
+    A, b, ball = case.params["A"], case.params["b"], case.problem()[1]
+    assert b.dim() == 1
+
+    def x(A):
+        return lambda b: dfw.solve(dfw.LeastSquares(A, b), ball, tol=1e-14).x
+
+    sparse = A.to_sparse()
+    compare(jacrev(x(sparse))(b), jacrev(x(A))(b))
+    compare(jacfwd(x(sparse))(b), jacrev(x(A))(b))
+    close(vmap(x(sparse))(torch.stack((b, -b))), x(A)(torch.stack((b, -b))), rtol=1e-9)
+    with pytest.raises(RuntimeError, match="sparse"):
+        vmap(x(sparse.requires_grad_()))(torch.stack((b, -b)))
+    leaf = b.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="sparse"):
+        torch.autograd.grad(x(sparse)(leaf).sum(), leaf, create_graph=True)
+
+
+def test_derivatives_that_would_be_lost_are_refused():
+    linear = torch.nn.Linear(3, 2, dtype=F64)
+    c = torch.randn(2, 3, dtype=F64, requires_grad=True)
+
+    def x(c):
+        def fn(x, c):
+            return torch.logsumexp(linear(x), -1) + (x * x).sum(-1) + (c * x).sum(-1)
+
+        return dfw.solve(dfw.Smooth(fn, c, shape=3), dfw.LpBall(2.0, 0.1)).x
+
+    def inside(c):  # the variable of the transform itself is what is hidden
+        def fn(x, F):
+            return (x * x).sum(-1) + (c * x).sum(-1)
+
+        F = torch.ones(3, dtype=F64)
+        return dfw.solve(dfw.Smooth(fn, F, shape=3), dfw.LpBall(2.0, 0.1)).x.sum()
+
+    with pytest.raises(RuntimeError, match="not one of its arguments"):
+        torch.autograd.grad(x(c[0]).sum(), c, create_graph=True)
+    with pytest.raises(RuntimeError, match="not one of its arguments"):
+        vmap(x)(c)
+    for transform in (grad, jacfwd):
+        with pytest.raises(RuntimeError, match="not one of its arguments"):
+            transform(inside)(c[0].detach())
+    linear.requires_grad_(False)
+    close(vmap(x)(c), torch.stack((x(c[0]), x(c[1]))), rtol=1e-9)
+
+
+def test_what_cannot_be_replaced_is_refused():
+    class Plain:
+        """An objective without fields."""
+
+        def __init__(self, q):
+            self._is = dfw.Quadratic(None, q)
+
+        def __getattr__(self, name):
+            return getattr(self._is, name)
+
+        def bind(self, batch):
+            return self
+
+        def verified(self):
+            return self, None
+
+    q = torch.tensor([1.0, -2.0], dtype=F64)
+    with pytest.raises(ValueError, match="objective: expected a dataclass"):
+        grad(lambda q: dfw.solve(Plain(q), dfw.LpBall(2.0, 0.1)).x.sum())(q)
+
+
+def test_the_old_vmap_says_where_to_go():
+    _, (P, q, weight, radius) = example(1.0)
+    leaf = q.clone().requires_grad_()
+    x = solution(1.0)(P, leaf, weight, radius)
+    eye = torch.eye(4, dtype=F64)
+    with pytest.raises(RuntimeError, match=r"torch\.func\.jacrev"):
+        torch.autograd.grad(x, leaf, eye, is_grads_batched=True)
+
+
+@dataclass(frozen=True)
+class HalfSpaceFace:
+    """A face that does not tell its multiplier."""
+
+    normal: torch.Tensor
+    free: torch.Tensor
+    bends = False
+
+    def force(self):
+        return torch.zeros_like(self.normal)
+
+    def excess(self):
+        return torch.zeros_like(self.normal[..., 0])
+
+    def pinned(self):
+        return torch.zeros_like(self.normal)
+
+
+def test_a_face_without_its_multiplier_is_refused(monkeypatch):
+    def face(self, x, g, scale=None):
+        return HalfSpaceFace(torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool))
+
+    monkeypatch.setattr(dfw.LpBall, "face", face)
+    q = torch.tensor([0.1, -0.2], dtype=F64, requires_grad=True)
+    x = dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(2.0, 10.0)).x
+    close(torch.autograd.grad(x.sum(), q, retain_graph=True)[0], -torch.ones(2), rtol=1e-12)
+    with pytest.raises(ValueError, match="fields x and multiplier"):
+        torch.autograd.grad(x.sum(), q, create_graph=True)
+
+
+class Compiled(torch.nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.layer = dfw.DFWLayer(p)
+        self.P = torch.nn.Parameter(2 * torch.eye(4))
+
+    def forward(self, features):
+        y = self.linear(features).relu()
+        x = self.layer(self.P, y - 1, radius=torch.sigmoid(y.sum(-1)))
+        return (2 * x).sin()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("p", [1.0, 3.0])
+def test_compiled_models(p, backend):
+    torch._dynamo.reset()
+    model, features = Compiled(p), torch.randn(8, 4)
+    compiled = torch.compile(model, backend=backend)
+    model(features).sum().backward()
+    want = [parameter.grad.clone() for parameter in model.parameters()]
+    for _ in range(2):
+        model.zero_grad()
+        out = compiled(features)
+        close(out, model(features), rtol=1e-6, atol=1e-7)
+        out.sum().backward()
+        for parameter, expected in zip(model.parameters(), want, strict=True):
+            close(parameter.grad, expected, rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(model)(features).graph_count == 2
+
+
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="no place for a message")
+def test_a_full_graph_is_refused_with_a_reason():
+    torch._dynamo.reset()
+    model = torch.compile(Compiled(1.0), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="without fullgraph=True"):
+        model(torch.randn(8, 4))
+
+
+def test_solving_does_not_load_the_compiler():
+    code = (
+        "import sys, torch, dfwlayer as dfw;"
+        "dfw.solve(dfw.Quadratic(None, torch.ones(3, requires_grad=True)), dfw.LpBall(1)).x"
+        ".sum().backward();"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
