@@ -1,9 +1,8 @@
 """Triton kernels for CUDA: the vector work of an inner loop in one launch instead of dozens.
 
 Each kernel does what the same formulas in ``linalg``, ``constraints.lp_projection`` and
-``methods.phases`` do, reads every vector once and never waits for the host, so that a loop of
-them can be captured in a CUDA graph. A program of the grid works on one problem, or on a block of
-them where they are small.
+``methods.phases`` do, and never waits for the host, so that a loop of them can be captured in a
+CUDA graph. A program of the grid works on one problem, or on a block of them where they are small.
 
 Vectors are (n,) or (B, n), float32 or float64; numbers and masks for each problem are (1,) or
 (B, 1). What is changed in place is contiguous and shares memory with nothing else. Triton comes
@@ -130,8 +129,9 @@ class _Layout(NamedTuple):
 def _layout(n: int) -> _Layout:
     block = 1 << (n - 1).bit_length()
     rows = max(1, 256 // block) if block <= 64 else 1
-    # a warp adds up a row without a barrier, and 8 entries of each vector fit a thread's registers
-    warps = 4 if rows > 1 else min(32, max(1, block // 256 if block > 512 else block // 128))
+    # More warps share the entries of a row, but wait for each other at every sum of them; 16 and
+    # 32 are there for their registers. These were the fastest on an H200.
+    warps = 4 if rows > 1 else max(min(8, block // 128), block // 512)
     return _Layout(rows, {"ROWS": rows, "BLOCK": block, "num_warps": warps})
 
 
@@ -378,7 +378,8 @@ def _project_l1(
     weight, largest, lead = tl.reduce(
         (wide * size.to(tl.float64), pull, square), 1, _pull_most, keep_dims=True
     )
-    inside = weight <= t
+    # threads may round the sum differently; on the boundary they have to agree all the same
+    inside = tl.max(tl.where(cell, (weight > t).to(tl.int32), 0), axis=1, keep_dims=True) == 0
     delta = (largest - pull).to(tl.float64)
 
     # The η of any set of entries, (t + Σ ω²δ) / Σ ω², is not below the solution's, and that of
