@@ -126,5 +126,5 @@ def _index_type(*sizes: int) -> torch.dtype:
 def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     with warnings.catch_warnings():
         # torch calls its CSR tensors a beta, which the caller may not even be using
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
