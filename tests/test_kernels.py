@@ -202,6 +202,29 @@ def test_cg_update(device, B, n, dtype):
         near(state.length, want.length, pushed**2 * (1 + size[1] / residual) ** 2, n, 32.0)
 
 
+def start_cg(rhs, free, unit, tol, cap):
+    """Where conjugate gradients start."""
+    rest = rhs * free
+    rest = rest - unit * (unit * rest).sum(-1, keepdim=True)
+    rho = (rest * rest).sum(-1, keepdim=True)
+    return SimpleNamespace(
+        free=free,
+        unit=unit,
+        residual=rest,
+        direction=rest.clone(),
+        u=torch.zeros_like(rhs),
+        rho=rho,
+        target=tol**2 * rho,
+        length=rho.clone(),
+        going=rho > 0,
+        flat=rho < 0,
+        flattest=torch.full_like(rho, torch.inf),
+        steepest=torch.zeros_like(rho),
+        steps=torch.zeros_like(rho),
+        cap=torch.full_like(rho, cap),
+    )
+
+
 @devices
 @dtypes
 @pytest.mark.parametrize("shape", [(6,), (5, 6), (3, 100)], ids=str)
@@ -210,19 +233,10 @@ def test_conjugate_gradients_with_the_kernel(device, dtype, shape):
     n = shape[-1]
     R = torch.randn(n, n, dtype=F64)
     P = (R @ R.T / n + torch.eye(n)).to(device, dtype)
-    state = SimpleNamespace(free=torch.ones(shape, device=device, dtype=dtype))
-    state.free[..., -2:] = 0
-    state.unit = state.free / math.sqrt(n - 2)
+    free = torch.ones(shape, device=device, dtype=dtype)
+    free[..., -2:] = 0
     rhs = torch.randn(*shape, dtype=dtype).to(device)
-    free_part = rhs * state.free
-    state.residual = free_part - state.unit * (state.unit * free_part).sum(-1, keepdim=True)
-    state.direction, state.u = state.residual.clone(), torch.zeros_like(rhs)
-    state.rho = torch.linalg.vecdot(state.residual, state.residual).unsqueeze(-1)
-    state.target, state.length = 1e-8 * state.rho, state.rho.clone()
-    state.going, state.flat = state.rho > 0, state.rho < 0
-    state.steepest, state.steps = torch.zeros_like(state.rho), torch.zeros_like(state.rho)
-    state.flattest = torch.full_like(state.rho, torch.inf)
-    state.cap = torch.full_like(state.rho, 20)
+    state = start_cg(rhs, free, free / math.sqrt(n - 2), tol=1e-4, cap=20)
     for _ in range(24):
         state.product = state.direction @ P
         launch_cg(state)
@@ -482,14 +496,7 @@ def test_captured_in_a_graph(shape):
 
     def begin():
         x = torch.zeros_like(rhs)
-        state = SimpleNamespace(free=torch.ones_like(rhs), unit=torch.zeros_like(rhs), u=x.clone())
-        state.residual, state.direction = rhs.clone(), rhs.clone()
-        state.rho = (rhs * rhs).sum(-1, keepdim=True)
-        state.target, state.length = 1e-10 * state.rho, state.rho.clone()
-        state.going, state.flat = state.rho > 0, state.rho < 0
-        state.steepest, state.steps = torch.zeros_like(state.rho), torch.zeros_like(state.rho)
-        state.flattest = torch.full_like(state.rho, torch.inf)
-        state.cap = torch.full_like(state.rho, 5)
+        state = start_cg(rhs, torch.ones_like(rhs), torch.zeros_like(rhs), tol=1e-5, cap=5)
         seen = [torch.full_like(number, 5.0), torch.zeros_like(number), torch.zeros_like(number)]
         seen += [torch.zeros_like(number, dtype=torch.bool), torch.full_like(number, 1e-6)]
         return x, -rhs, state, seen
