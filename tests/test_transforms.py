@@ -363,6 +363,24 @@ def test_forward_mode_through_a_backward_pass_from_before():
     close(tangent, want, rtol=1e-9)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("p", [1.0, 3.0])
+def test_transforms_on_a_gpu(p):
+    """The second and later calls there come from recordings."""
+    _, values = example(p, rows=3)
+
+    def loss(*parameters):
+        return (solution(p)(*parameters) ** 3).sum()
+
+    def derivatives(values):
+        x = vmap(solution(p))(*values)
+        return x, vmap(jacrev(solution(p), argnums=ALL))(*values), vmap(hessian(loss))(*values)
+
+    want = derivatives(values)
+    for _ in range(3):
+        compare(derivatives([v.cuda() for v in values]), want)
+
+
 def test_gradients_of_each_sample():
     class Model(torch.nn.Module):
         def __init__(self):
