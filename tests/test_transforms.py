@@ -193,6 +193,18 @@ def test_create_graph_does_not_change_the_gradient(p, situation):
         assert all(torch.isfinite(g).all() for g in second)
 
 
+@pytest.mark.parametrize("chosen", range(4))
+def test_create_graph_for_one_parameter_of_four(chosen):
+    case, values = example(1.5)
+    leaves = [v.clone().requires_grad_() for v in values]
+    derivatives = []
+    for x in (solution(1.5), reference(1.5, case.x_star)):
+        loss = (x(*leaves) ** 3).sum()
+        (first,) = torch.autograd.grad(loss, leaves[chosen], create_graph=True)
+        derivatives.append((first.detach(), *torch.autograd.grad((first**2).sum(), leaves)))
+    compare(*derivatives)
+
+
 @pytest.mark.parametrize("p", PS)
 def test_vmap_over_any_of_the_arguments(p):
     batched = example(p, rows=3)[1]

@@ -134,19 +134,17 @@ def _gradients(ctx: Any, v: Tensor) -> list[Tensor | None]:
     objective, constraint, _ = ctx.problem
     x: Tensor = ctx.system.x
     ranks = ranks_of(objective, constraint)
-    dense = [t for t in ctx.saved_tensors if t.layout == torch.strided]
-    constant = filled((objective, constraint), (t.detach() for t in dense))
+    asked = list(zip(ctx.saved_tensors, ctx.needs_input_grad[5:], strict=True))
+    dense = [(t, need) for t, need in asked if t.layout == torch.strided]
+    tensors = [t for t, _ in dense]
+    constant = filled((objective, constraint), (t.detach() for t in tensors))
     with torch.enable_grad():
         check_no_others(constant[0], constant[1], lambda: constant[0].value(x))
-    needed = ctx.needs_input_grad[5:]
-    wanted = tuple(i for i, t in enumerate((x, *dense)) if t.requires_grad)
+    wanted = tuple(i for i, (_, need) in enumerate(dense, start=1) if need)
     recipe = Pullback(_Nearby(objective, constraint, ranks), 1, wanted)
-    found = iter(derived(recipe, v, x, *level(dense, ranks)))
-    given = [next(found) if need else None for need in needed]
-    if ranks is None:
-        return given
-    shapes = [t.shape for t in ctx.saved_tensors]
-    return [g if g is None else g.reshape(s) for g, s in zip(given, shapes, strict=True)]
+    found = iter(derived(recipe, v, x, *level(tensors, ranks)))
+    given = [(next(found), t.shape) if need else (None, t.shape) for t, need in asked]
+    return [g if g is None or ranks is None else g.reshape(shape) for g, shape in given]
 
 
 @dataclass(frozen=True)
