@@ -213,7 +213,9 @@ class _Rounds:
             sharp = length <= eps * inner(x, x)
         else:  # without bends there is none to square
             off = axpy(x - origin, -1.0, found.u)
-            sharp = inner(off, off) <= eps * length
+            # or the step is no more than rounding
+            small = length <= (1e3 * eps) ** 2 * inner(x, x)
+            sharp = (inner(off, off) <= eps * length) | small
         self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
         at.move(taken, x, value, gradient)
         if not recording(origin) and any_row(rows & found.flat):
@@ -246,6 +248,8 @@ class _Rounds:
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
             lost = ((self.stalled >= 1) | close) & (self.best_gap <= 8 * noise)
+            # an exact solve on a wrong face leaves a gap far above rounding
+            lost = lost | (self.exact & (self.stalled >= 1) & (self.best_gap <= 64 * noise))
             if recording(at.x):  # there is no second look
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
