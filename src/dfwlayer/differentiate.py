@@ -71,9 +71,10 @@ def _face(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Face]:
 def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
     """The solution x, carrying the gradient of `implicit`."""
     tensors = tensors_in((problem.objective, problem.constraint))
-    if not any(tensor.requires_grad for tensor in tensors):
-        return x
     residual = problem.objective.dependence(x)
+    # a function of the user's may also hold tensors that are not among its parameters
+    if not (residual.requires_grad or any(tensor.requires_grad for tensor in tensors)):
+        return x
     excess = pinned = None
     if any(tensor.requires_grad for tensor in tensors_in((problem.constraint,))):
         residual = residual + face.force()
