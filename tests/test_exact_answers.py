@@ -158,3 +158,17 @@ def test_whole_certificate(p):
             close(sol.gap, want.clamp_min(0), rtol=1e-9, atol=1e-13)
             assert (case.error(sol.x) <= sol.gap + 1e-13).all()
             assert (sol.num_steps <= max_steps).all()
+
+
+@pytest.mark.parametrize("seed", [0, 48, 75, 198, 481, 513, 1179])
+def test_a_wrong_face_is_no_rounding_floor(seed):
+    """Batches with a problem whose gap was small on a face next to that of the solution."""
+    torch.manual_seed(seed)
+    M = torch.randn(20, 20)
+    P = M @ M.mT + torch.eye(20)
+    q = torch.randn(64, 20)
+    sol = dfw.DFWLayer(p=1).solve(P, q, radius=0.3)
+    exact = dfw.DFWLayer(p=1, tol=1e-12).solve(P.double(), q.double(), radius=0.3)
+    assert sol.converged.all()
+    error = torch.linalg.vector_norm(sol.x - exact.x, dim=-1)
+    assert (error <= 1e-5 * torch.linalg.vector_norm(exact.x, dim=-1)).all()

@@ -247,9 +247,7 @@ class _Rounds:
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
-            lost = ((self.stalled >= 1) | close) & (self.best_gap <= 8 * noise)
-            # an exact solve on a wrong face leaves a gap far above rounding
-            lost = lost | (self.exact & (self.stalled >= 1) & (self.best_gap <= 64 * noise))
+            lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
             if recording(at.x):  # there is no second look
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
