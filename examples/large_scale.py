@@ -1,10 +1,12 @@
 """Large in three ways: a big dense matrix, a million variables, 100,000 problems.
 
 Each part solves and differentiates on the CPU in one call, and prints the time, the memory taken
-beyond what was in use before, and the certificate. It needs 3 GB; DFW_QUICK=1 needs little.
+beyond what was in use before, and the certificate. All need 3 GB; DFW_QUICK=1 needs little. Names
+of parts as arguments (dense, lasso, many) run only those.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,9 +111,9 @@ def lasso(n: int, per_row: int = 50) -> None:
     size = sum(t.numel() * t.element_size() for t in (indices, entries))
     what = f"lasso, A {m:,} × {n:,} with {len(entries):,} entries, gradients in b and the entries"
     report(what, size, sol, ball, cost)
-    chosen = sol.x.detach() != 0
-    print(f"  support {int(chosen.sum())} coordinates, {used} in the hidden solution")
-    assert chosen.sum() <= 10 * used
+    support = int((sol.x.detach() != 0).sum())
+    print(f"  support {support} coordinates, {used} in the hidden solution")
+    assert support <= 10 * used
     assert all(v.grad is not None and v.grad.isfinite().all() for v in (b, entries))
 
 
@@ -133,11 +135,19 @@ def many(count: int, n: int = 10) -> None:
     assert all(v.grad is not None and v.grad.isfinite().all() for v in (P, q, weight, radius))
 
 
-torch.manual_seed(0)
+PARTS: dict[str, Callable[[], None]] = {
+    "dense": lambda: dense(5_000 if QUICK else 20_000),
+    "lasso": lambda: lasso(10_000 if QUICK else 1_000_000),
+    "many": lambda: many(2_000 if QUICK else 100_000),
+}
+chosen = sys.argv[1:] or list(PARTS)
+if unknown := set(chosen) - set(PARTS):
+    sys.exit(f"parts: expected some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+
 # what libraries set up in their first calls is not counted
 first = torch.randn(64, requires_grad=True)
 solve(Quadratic(torch.eye(64), first), LpBall(1)).x.sum().backward()
 
-dense(5_000 if QUICK else 20_000)
-lasso(10_000 if QUICK else 1_000_000)
-many(2_000 if QUICK else 100_000)
+for part in chosen:
+    torch.manual_seed(0)  # the same problems, whatever ran before
+    PARTS[part]()
