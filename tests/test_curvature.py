@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
-from helpers import DTYPES, F64
+from helpers import DTYPES, F64, close
 
 
 def spectra(n, gen):
@@ -123,3 +123,64 @@ def test_gradient_of_the_bound(n):
     (got,) = torch.autograd.grad(dfw.Quadratic(P, P[0]).curvature().high, P)
     top = torch.linalg.eigh(P.detach())[1][:, -1]
     torch.testing.assert_close(got, torch.outer(top, top), rtol=1e-6, atol=1e-8)
+
+
+def clear_top(m, n, gen):
+    """A matrix (m, n) whose largest singular value stands out, so that Lanczos resolves it."""
+    A = torch.randn(m, n, generator=gen, dtype=F64) / max(m, n) ** 0.5
+    A[0, 0] += 10
+    return A
+
+
+BOUNDS = {
+    "quadratic, dense": (4, lambda A: dfw.Quadratic(A.mT @ A, A[0])),
+    "quadratic, Lanczos": (70, lambda A: dfw.Quadratic(A.mT @ A, A[0])),
+    "least squares, dense": (4, lambda A: dfw.LeastSquares(A, A[:, 0])),
+    "least squares, Lanczos": (70, lambda A: dfw.LeastSquares(A, A[:, 0])),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_second_derivative_of_the_bound_is_refused(name):
+    """It would need the derivative of the eigenvector; the first derivative does not."""
+    n, objective = BOUNDS[name]
+    A = clear_top(n + 1, n, torch.Generator().manual_seed(n)).requires_grad_()
+    (got,) = torch.autograd.grad(objective(A).curvature().high, A, create_graph=True)
+    (want,) = torch.autograd.grad(torch.linalg.svdvals(A)[0] ** 2, A)
+    close(got, want, rtol=1e-6, atol=1e-8)
+    with pytest.raises(RuntimeError, match="differentiate='implicit'"):
+        torch.autograd.grad(got.sum(), A)
+
+
+def unrolled(P, q, rule=None):
+    ball = dfw.LpBall(3.0, 0.2)
+    objective = dfw.Quadratic(P, q)
+    return dfw.solve(objective, ball, method="dfw", tol=0.0, max_steps=5, step_size=rule).x
+
+
+def test_other_second_derivatives_of_unrolled_solves():
+    """In P they are refused, in P and q they are right, and without the bound all are right."""
+    gen = torch.Generator().manual_seed(2)
+    A = clear_top(5, 4, gen)
+    P, q = A.mT @ A + torch.eye(4, dtype=F64), torch.randn(4, generator=gen, dtype=F64)
+    d, v = torch.randn(2, 4, generator=gen, dtype=F64)
+    P.requires_grad_()
+    q.requires_grad_()
+
+    def pulled(P, q):
+        return torch.autograd.grad(unrolled(P, q) @ v, (P, q), create_graph=True)
+
+    gP, gq = pulled(P, q)
+    with pytest.raises(RuntimeError, match="second derivative in P"):
+        torch.autograd.grad(gP.sum(), P, retain_graph=True)
+    step = 1e-6
+    above, below = (pulled(P, q + sign * step * d)[0] for sign in (1, -1))
+    (mixed,) = torch.autograd.grad(gq @ d, P, retain_graph=True)
+    close(mixed, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+    (mixed,) = torch.autograd.grad((gP * torch.outer(v, d)).sum(), q)
+    above, below = (pulled(P, q + sign * step * v)[0] for sign in (1, -1))
+    close(mixed @ v, ((above - below) * torch.outer(v, d)).sum() / (2 * step), rtol=1e-6)
+    for rule in (dfw.ExactStep(), dfw.ShortStep(lipschitz=110.0)):
+        assert torch.autograd.gradgradcheck(
+            lambda P, q, rule=rule: unrolled(P, q, rule), (P, q), atol=1e-6
+        )

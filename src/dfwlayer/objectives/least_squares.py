@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.sparse import SparseMatrix
-from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum
+from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 
 __all__ = ["LeastSquares"]
 
@@ -219,4 +219,4 @@ class LeastSquares:
         slack = 16 * max(A.shape[-2:]) ** 0.5 * torch.finfo(A.dtype).eps
         high = sigma[..., 0] ** 2 * (1 + slack)
         low = sigma[..., -1] ** 2 if A.shape[-2] >= A.shape[-1] else torch.zeros_like(high)
-        return Curvature(low, high + (quotient - quotient.detach()))
+        return Curvature(low, with_gradient(high, quotient))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from dfwlayer.linalg import dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature
 
-__all__ = ["dense_spectrum", "lanczos_spectrum"]
+__all__ = ["dense_spectrum", "lanczos_spectrum", "with_gradient"]
 
 SMALL = 64  # up to this size all eigenvalues are computed; beyond it Lanczos is cheaper
 STEPS = 24  # Lanczos steps; from about 20 on the bound is within 20% on random spectra
@@ -26,7 +28,7 @@ def dense_spectrum(matrix: Tensor) -> Curvature:  # (..., n, n) -> (...), (...)
     # LAPACK's eigenvalues are off by a modest multiple of eps · ‖P‖₂
     slack = 8 * matrix.shape[-1] ** 0.5 * torch.finfo(matrix.dtype).eps
     reach = eigenvalues.abs().amax(-1)
-    high = _with_gradient(reach * (1 + slack), dot(top, (matrix @ top.unsqueeze(-1)).squeeze(-1)))
+    high = with_gradient(reach * (1 + slack), dot(top, (matrix @ top.unsqueeze(-1)).squeeze(-1)))
     return Curvature(eigenvalues[..., 0], high)
 
 
@@ -80,7 +82,7 @@ def lanczos_spectrum(
         reach = theta.abs().amax(-1)
         residual = off[-1] if k < n else torch.zeros_like(off[-1])
         high = (reach + residual + dropped) * (1 + 8 * n**0.5 * eps)
-    return Curvature(theta[:, 0], _with_gradient(high, dot(ritz, matvec(ritz))))
+    return Curvature(theta[:, 0], with_gradient(high, dot(ritz, matvec(ritz))))
 
 
 def _orthogonal(basis: Tensor, v: Tensor) -> Tensor:  # (B, k, n), (B, n) -> (B, n)
@@ -91,6 +93,42 @@ def _orthogonal(basis: Tensor, v: Tensor) -> Tensor:  # (B, k, n), (B, n) -> (B,
     return v
 
 
-def _with_gradient(value: Tensor, quotient: Tensor) -> Tensor:
-    """The value, with the gradient of the Rayleigh quotient of the top eigenvector."""
-    return value + (quotient - quotient.detach())
+def with_gradient(value: Tensor, quotient: Tensor) -> Tensor:
+    """The value, with the gradient of the Rayleigh quotient of the top eigenvector.
+
+    The eigenvector is a constant in the quotient. That leaves the first derivative as it is, but
+    not the second one, which is refused.
+    """
+    if not quotient.requires_grad:
+        return value
+    out: Tensor = _FirstDerivative.apply(value, quotient)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _FirstDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor, quotient: Tensor) -> Tensor:
+        ctx.save_for_backward(quotient)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        # linear in grad, which forward mode differentiates; only the way to the matrix is closed
+        return None, grad + _NoDerivative.apply(*ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+
+class _NoDerivative(torch.autograd.Function):
+    """A zero that stands for what depends on the matrix in a way that is not known."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, quotient: Tensor) -> Tensor:
+        return torch.zeros_like(quotient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError(
+            "the second derivative in P or A of a solve whose steps are unrolled is not known, as "
+            "the short step's L, their largest eigenvalue, has a first derivative only: use "
+            "differentiate='implicit', a step_size without L such as ExactStep(), or give L as a "
+            "number, step_size=ShortStep(lipschitz=...)"
+        )
