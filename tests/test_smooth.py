@@ -137,3 +137,29 @@ def test_two_params_of_one_batch():
         total += a
         close(gc[i], b[i], rtol=1e-5, atol=1e-7)
     close(gF, total, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [None, 2, "vmap"])
+@pytest.mark.parametrize("method", ["auto", "dfw"])
+def test_tensors_in_a_closure_get_their_gradient(method, rows):
+    """Such as the parameters of a module, although no tensor among the arguments asks for one."""
+    gen = torch.Generator().manual_seed(6)
+    F = torch.randn(7, 4, generator=gen, dtype=F64)
+    c = torch.randn(4, generator=gen, dtype=F64)
+    c = torch.stack((c, -2 * c)) if rows == 2 else c
+    radius = torch.tensor([0.3, 0.5], dtype=F64) if rows == "vmap" else 0.4
+    v = torch.randn(4, generator=gen, dtype=F64)
+
+    def loss(F):
+        objective = dfw.Smooth(lambda x, c: logistic(x, F, c), c, shape=(4,))
+        steps = {"max_steps": 3} if method == "dfw" else {}  # of which each is smooth
+        x = dfw.solve(objective, dfw.LpBall(2.0, radius), method=method, tol=1e-14, **steps).x
+        return (x @ v).sum()
+
+    at = F.clone().requires_grad_()
+    (got,) = torch.autograd.grad(loss(at), at)
+    d, step = torch.randn(7, 4, generator=gen, dtype=F64), 1e-6
+    with torch.no_grad():
+        slope = (loss(F + step * d) - loss(F - step * d)) / (2 * step)
+    assert abs(slope) > 1e-3
+    close((got * d).sum(), slope, rtol=1e-4)
