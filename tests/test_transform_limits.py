@@ -98,11 +98,18 @@ class HalfSpaceFace:
     free: torch.Tensor
     bends = False
 
+    @property
+    def normals(self):
+        return (self.normal,)
+
+    def restrict(self, v):
+        return v
+
     def force(self):
         return torch.zeros_like(self.normal)
 
     def excess(self):
-        return torch.zeros_like(self.normal[..., 0])
+        return torch.zeros_like(self.normal[..., :1])
 
     def pinned(self):
         return torch.zeros_like(self.normal)

@@ -35,13 +35,13 @@ def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> O
 def implicit(method: Method, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     """Run the method without autograd, then attach the gradient of the exact solution.
 
-    With the face at x (free coordinates, normal a, multiplier λ, curvature C), x satisfies
+    With the face at x (free coordinates, normals a, multipliers λ, curvature C), x satisfies
 
         ∇f(x; θ) + λ ∇h(x; w) = 0 on the free coordinates,   h(x; w) = t,
 
     and its pinned coordinates are functions of (w, t). A change of the parameters that makes
     the residuals r₁, r₂ of these equations moves x by d with H d + νa = −r₁ and ⟨a, d⟩ = −r₂,
-    H = ∇²f + λC. In the other direction, a gradient v in x becomes gradients −u and −ν in the
+    H = ∇²f + C. In the other direction, a gradient v in x becomes gradients −u and −ν in the
     residuals, where H u + νa = v and ⟨a, u⟩ = 0; autograd takes them on to θ, w and t.
     """
     outcome, face = locate(method, problem, x, settings)
@@ -120,11 +120,11 @@ class _Move(torch.autograd.Function):
         rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        sound = torch.isfinite(rest.sum(-1) + nu)
-        pinned = torch.where(system.face.free, 0, rest)
+        sound = torch.isfinite(rest.sum(-1) + nu.sum(-1))
+        pinned = rest - system.face.restrict(rest)
         return (
             where_rows(sound, -u, 0),
-            torch.where(sound, -nu, 0),
+            where_rows(sound, -nu, 0),
             where_rows(sound, pinned, 0),
             *none,
         )

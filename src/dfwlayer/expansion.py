@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Face
 from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import Scalar, dot, where_rows
+from dfwlayer.linalg import Scalar, where_rows
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 
 __all__ = ["Known", "expand"]
@@ -44,25 +44,31 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     they are and makes one more order of derivatives right: if (z, λ) is off by O(‖δθ‖ᵐ), the
     next one is off by O(‖δθ‖ᵐ⁺¹). What F's derivatives are is left to autograd.
     """
+    free = face.free
+    if free is None:
+        raise ValueError(
+            "constraint: beyond first derivatives, and inside of torch.func, its faces have to be "
+            f"aligned with the axes, those of {type(problem.constraint).__name__} are not"
+        )
     inverse = _Saddle(FaceSystem(problem.objective, face, x))
     pinned = face.pinned()
     pinned = x + (pinned - pinned.detach())  # x itself is feasible to the last bit
     z, multiplier = x, _multiplier(face, x)
     for _ in range(order):
-        at = torch.where(face.free, z, pinned)
+        at = torch.where(free, z, pinned)
         here = _moved(face, at, multiplier)
         residual = problem.objective.gradient(at) + here.force()
         excess = here.excess()
         change: tuple[Tensor, Tensor] = _Inverse.apply(  # type: ignore[no-untyped-call]
             residual - residual.detach(), excess - excess.detach(), inverse
         )
-        z, multiplier = z - change[0], multiplier - change[1].unsqueeze(-1)
-    return torch.where(face.free, z, pinned)
+        z, multiplier = z - change[0], multiplier - change[1]
+    return torch.where(free, z, pinned)
 
 
 @dataclass(frozen=True)
 class _Saddle:
-    """K (u, ν) = (v, c): H u + νa = v on the free coordinates and ⟨a, u⟩ = c, u zero elsewhere.
+    """K (u, ν) = (v, c): H u + Σ νa = v on the free coordinates and ⟨a, u⟩ = c, u zero elsewhere.
 
     K is symmetric.
     """
@@ -72,18 +78,16 @@ class _Saddle:
     def solve(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """u and ν, zero for the problems where they leave the dtype's range."""
         system = self.system
-        a = system.face.normal
-        length = dot(a, a)
-        across = a * (c / torch.where(length > 0, length, 1)).unsqueeze(-1)
+        across = system.across(c)
         v = v - system.objective.hvp(system.x, across) - self._bend(across)
         along = system.invert(v)
         nu = system.multiplier(v - system.hessian(along))
         u = along + across
-        sound = torch.isfinite(u.sum(-1) + nu)
-        return where_rows(sound, u, 0), torch.where(sound, nu, 0)
+        sound = torch.isfinite(u.sum(-1) + nu.sum(-1))
+        return where_rows(sound, u, 0), where_rows(sound, nu, 0)
 
     def _bend(self, u: Tensor) -> Tensor:
-        """λ C u also for u off the tangent space, which a face need not know."""
+        """C u also for u off the tangent space, which a face need not know."""
         face = self.system.face
         if not face.bends:
             return torch.zeros_like(u)
@@ -108,7 +112,7 @@ class _Inverse(torch.autograd.Function):
         return *out, None
 
 
-def _multiplier(face: Face, x: Tensor) -> Tensor:  # (..., 1)
+def _multiplier(face: Face, x: Tensor) -> Tensor:  # (..., m)
     """λ as a tensor."""
     multiplier: Scalar = getattr(face, "multiplier", 0.0)
     return multiplier if isinstance(multiplier, Tensor) else x.new_full((1,), multiplier)

@@ -14,6 +14,8 @@ from dfwlayer.graphs import may_record, rebuilt, replay, static_of, tensors_of
 from dfwlayer.linalg import (
     Krylov,
     Mask,
+    Normals,
+    Orthogonal,
     Scalar,
     Tangent,
     any_row,
@@ -30,13 +32,14 @@ from dfwlayer.objectives.base import Objective, objective_records
 __all__ = ["FaceSystem"]
 
 PATIENCE = 200  # steps of conjugate gradients before a factorisation is tried
+SEVERAL = 8  # normals, for each of which a factorisation has to solve
 
 
 @dataclass(frozen=True)
 class FaceSystem:
-    """H u + νa = v for u in the tangent space {u : u = 0 off the free set, ⟨a, u⟩ = 0}.
+    """H u + Σ ν_j a_j = v for u in the tangent space {u : u = restrict(u), ⟨a_j, u⟩ = 0}.
 
-    H = ∇²f(x) + λC, with a, λ, C those of the face. Minimising the quadratic model of f on the
+    H = ∇²f(x) + C, with a_j and C those of the face. Minimising the quadratic model of f on the
     face is this system with v = −∇f(x); the implicit gradient is this system with v the
     gradient in x.
     """
@@ -46,7 +49,7 @@ class FaceSystem:
     x: Tensor  # (..., n)
 
     def hessian(self, v: Tensor) -> Tensor:
-        """(∇²f + λC) v."""
+        """(∇²f + C) v."""
         product = self.objective.hvp(self.x, v)
         return product + self.face.curvature(v) if self.face.bends else product
 
@@ -69,7 +72,7 @@ class FaceSystem:
             max_steps=max_steps,
             cap=cap,
             subspace=self.tangent,
-            precondition=self._preconditioner(v) if self.face.bends else None,
+            precondition=self._preconditioner(v),
             stop=stop,
             ask=ask,
             floor=0.0 if self.face.bends else floor,
@@ -77,17 +80,36 @@ class FaceSystem:
 
     def direct(self, v: Tensor) -> Tensor | None:
         """u by a factorisation, for systems too ill conditioned for conjugate gradients."""
-        a, bend = self.face.normal, self.face.curvature_diagonal() if self.face.bends else None
+        bend = self.face.curvature_diagonal() if self.face.bends else None
+        if self.face.free is None or (bend is None and self.face.bends):
+            return None
+        if len(self.face.normals) > SEVERAL:
+            return None
         inverse = self.objective.reduced(self.face.free, bend)
         if inverse is None:
             return None
-        steep = inverse(a)
-        width = inner(a, steep)
+        level = self._leveller(inverse)
         u = torch.zeros_like(v)
         for _ in range(2):  # the second time for what rounding left
-            part = inverse(self.tangent(v - self.hessian(u)))
-            u = u + axpy(part, -ratio(inner(a, part), width, 0.0), steep)
+            u = u + level(inverse(self.tangent(v - self.hessian(u))))
         return u
+
+    def _leveller(self, inverse: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """u ↦ u − Σ c_j H⁻¹a_j, which is in the tangent space."""
+        if (a := self._normal) is not None:
+            steep = inverse(a)
+            width = inner(a, steep)
+            return lambda u: axpy(u, -ratio(inner(a, u), width, 0.0), steep)
+        rows = torch.stack(self.face.normals, -2)
+        steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
+        across = torch.linalg.pinv(rows @ steeps.mT, hermitian=True)
+
+        def level(u: Tensor) -> Tensor:
+            c = across @ (rows @ u.unsqueeze(-1))
+            moved: Tensor = u - (steeps.mT @ c).squeeze(-1)
+            return moved
+
+        return level
 
     def invert(self, v: Tensor) -> Tensor:
         """u to the rounding of the dtype, and zero for problems that leave its range."""
@@ -111,7 +133,9 @@ class FaceSystem:
         objective = self.objective
         if self.face.bends or not objective.quadratic or not objective_records(objective):
             return None
-        tensors = (*tensors_of(objective), v, self.face.free, self.face.normal)
+        if self.face.free is None or self._normal is None:
+            return None
+        tensors = (*tensors_of(objective), v, self.face.free, self._normal)
         if not may_record(tensors):
             return None
         most = 16 if v.dtype == torch.float32 else 32
@@ -130,27 +154,61 @@ class FaceSystem:
             found = replay(("invert", *static_of(objective), tol), calculate, tensors)
         return None if found is None else (found[0], found[1])
 
-    def multiplier(self, rest: Tensor) -> Tensor:
-        """ν with νa ≈ rest = v − H u on the free coordinates."""
-        a = self.face.normal
+    def multiplier(self, rest: Tensor) -> Tensor:  # (..., n) -> (..., m)
+        """ν with Σ ν_j a_j ≈ rest = v − H u on the free coordinates."""
+        if self._normals is not None:
+            return self._normals.coefficients(self.face.restrict(rest))
+        if not self.face.normals:
+            return rest[..., :0]
+        (a,) = self.face.normals
         length = dot(a, a)
-        return dot(a, rest) / torch.where(length > 0, length, 1)
+        return (dot(a, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
+
+    def across(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
+        """The shortest u with ⟨a_j, u⟩ = c_j."""
+        if self._normals is not None:
+            inverse = self._normals.inverse
+            return self._normals.combine((inverse @ c.unsqueeze(-1)).squeeze(-1))
+        if not self.face.normals:
+            return torch.zeros_like(self.x)
+        (a,) = self.face.normals
+        length = dot(a, a).unsqueeze(-1)
+        return a * (c / torch.where(length > 0, length, 1))
 
     @cached_property
-    def tangent(self) -> Tangent:
+    def tangent(self) -> Tangent | Orthogonal:
         """The tangent space."""
-        return tangent_space(self.face.free, self.face.normal)
+        if self.face.free is not None and self._normal is not None:
+            return tangent_space(self.face.free, self._normal)
+        return Orthogonal(self.face.restrict, self._normals)
 
-    def _preconditioner(self, v: Tensor) -> Callable[[Tensor], Tensor]:
-        """Inverse of a diagonal that resembles H: f's mean curvature along v, plus λC's own."""
-        bend = self.face.curvature_diagonal()
+    @cached_property
+    def _normal(self) -> Tensor | None:
+        """The normal where there is one or none, which is most often so, and quicker."""
+        normals = self.face.normals
+        if not normals:
+            return torch.zeros_like(self.x)
+        return normals[0] if len(normals) == 1 else None
+
+    @cached_property
+    def _normals(self) -> Normals | None:
+        """The normals where there are more, or where the face is not aligned with the axes."""
+        normals = self.face.normals
+        several = len(normals) > 1 or (normals and self.face.free is None)
+        return Normals.of(normals) if several else None
+
+    def _preconditioner(self, v: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Inverse of a diagonal that resembles H: f's mean curvature along v, plus C's own."""
+        bend = self.face.curvature_diagonal() if self.face.bends else None
+        a = self._normal
+        if bend is None or a is None or self.face.free is None:
+            return None
         length = dot(v, v)
         product = dot(v, self.objective.hvp(self.x, v))
         quotient = (product / torch.where(length > 0, length, 1)).clamp_min(0)
         bends = (bend != 0).any(-1)
         diagonal = torch.where(bends, quotient, 1).unsqueeze(-1) + bend
         inverse = torch.where(self.face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
-        a = self.face.normal
         steep = inverse * a
         width = dot(a, steep)
         width = torch.where(width > 0, width, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from dfwlayer import kernels
 
 __all__ = [
     "Mask",
+    "Normals",
+    "Orthogonal",
     "Scalar",
     "Tangent",
     "absolute",
@@ -186,6 +189,48 @@ class Tangent(NamedTuple):
         return axpy(v, -inner(self.unit, v), self.unit)
 
 
+class Normals(NamedTuple):
+    """Several vectors a_1 … a_m per problem, not necessarily independent, and their span."""
+
+    rows: Tensor  # (..., m, n)
+    inverse: Tensor  # (..., m, m), pseudo-inverse of the inner products ⟨a_i, a_j⟩
+
+    @classmethod
+    def of(cls, vectors: Sequence[Tensor]) -> Normals:
+        """In double precision, for what is dependent should be seen to be."""
+        rows = torch.stack(tuple(vectors), -2)
+        size = rows.abs().amax(-1, keepdim=True).double()
+        scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 1)
+        scaled = rows.double() * scale
+        inverse = torch.linalg.pinv(scaled @ scaled.mT, rtol=1e-12, hermitian=True)
+        return cls(rows, (scale * inverse * scale.mT).to(rows.dtype))
+
+    def coefficients(self, v: Tensor) -> Tensor:  # (..., n) -> (..., m)
+        """c with the least ‖v − Σ c_j a_j‖, and among those of the least norm."""
+        along = self.rows @ v.unsqueeze(-1)
+        return (self.inverse @ along).squeeze(-1)
+
+    def combine(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
+        """Σ c_j a_j."""
+        return (c.unsqueeze(-2) @ self.rows).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class Orthogonal:
+    """The subspace {v : v = restrict(v), ⟨a_j, v⟩ = 0}; called, the projection onto it."""
+
+    restrict: Callable[[Tensor], Tensor]
+    normals: Normals | None
+
+    def __call__(self, v: Tensor) -> Tensor:
+        v = self.restrict(v)
+        if self.normals is None:
+            return v
+        for _ in range(2):  # once more for what rounding left
+            v = v - self.normals.combine(self.normals.coefficients(v))
+        return v
+
+
 class Krylov(NamedTuple):
     """What conjugate gradients found."""
 
@@ -204,7 +249,7 @@ def conjugate_gradient(
     tol: float,
     max_steps: int,
     cap: Scalar | None = None,
-    subspace: Tangent | None = None,
+    subspace: Tangent | Orthogonal | None = None,
     precondition: Callable[[Tensor], Tensor] | None = None,
     stop: Callable[[Tensor], Mask] | None = None,
     ask: int = 8,
@@ -230,7 +275,7 @@ def conjugate_gradient(
     length = rho  # ⟨direction, direction⟩ in the preconditioner's norm
     steepest = steps = fill(0.0, rho)  # the steepest is the scale of "flat"
     flattest = fill(torch.inf, rho)
-    if subspace is not None and precondition is None and kernels.take(rhs):
+    if isinstance(subspace, Tangent) and precondition is None and kernels.take(rhs):
         return _fused(matvec, residual, subspace, target, max_steps, cap, stop, ask)
     every = 1 if rhs.device.type == "cpu" else 8
     for step in range(max_steps):

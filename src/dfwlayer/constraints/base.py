@@ -14,37 +14,46 @@ __all__ = ["Atoms", "Constraint", "Face", "RecordableConstraint", "constraint_re
 class Face(Protocol):
     """The set as it looks from a solution x: which directions are left, and how it bends.
 
-    With h(x; w) ≤ t the active constraint, λ its multiplier, a = ∇h and C = ∇²h, nearby
-    solutions differ from x by a d with d = 0 off the free coordinates (but for what pinned
-    coordinates do by themselves) and ⟨a, d⟩ = 0 (but for the change of h and t).
+    With h_1(x; w) ≤ t_1, …, h_m(x; w) ≤ t_m the active constraints beside the pinned
+    coordinates, λ_j ≥ 0 their multipliers, a_j = ∇h_j and C = Σ λ_j ∇²h_j,
+    nearby solutions differ from x by a d with d = 0 off the free coordinates (but for what pinned
+    coordinates do by themselves) and ⟨a_j, d⟩ = 0 (but for the change of h_j and t_j). m is 1 for
+    a norm ball, 0 for a box, 2 for a simplex that is also cut by a plane. Equations h_j = t_j are
+    constraints that are always active, with multipliers of either sign.
+
+    What is said of coordinates holds for other directions as well: a face that is not aligned
+    with the axes has ``free`` None and its own ``restrict``.
     """
 
     @property
-    def free(self) -> Tensor:
-        """(B, n) mask of the coordinates that move with the solution."""
+    def free(self) -> Tensor | None:
+        """(B, n) mask of the coordinates that move with the solution, None if it has no mask."""
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """Projection of v (B, n) onto the directions that are not pinned: v where free, else 0."""
 
     @property
     def bends(self) -> bool:
         """Whether C can be other than zero."""
 
     @property
-    def normal(self) -> Tensor:
-        """(B, n) a on the free coordinates, zero elsewhere and in rows where nothing is active."""
+    def normals(self) -> tuple[Tensor, ...]:
+        """a_1 … a_m, each (B, n), restricted, and zero in rows where h_j is not active."""
 
     def curvature(self, v: Tensor) -> Tensor:
-        """λ C v: (B, n) -> (B, n), for v in the tangent space."""
+        """C v: (B, n) -> (B, n), for v in the tangent space."""
 
-    def curvature_diagonal(self) -> Tensor:
-        """Diagonal of λ C (B, n), for preconditioning."""
+    def curvature_diagonal(self) -> Tensor | None:
+        """C as a diagonal (B, n), None where it is more than that on the tangent space."""
 
     def force(self) -> Tensor:
-        """λ ∇h(x; w) (B, n), x and λ constant, differentiable in the set's parameters."""
+        """Σ λ_j ∇h_j(x; w) (B, n), x and λ constant, differentiable in the set's parameters."""
 
     def excess(self) -> Tensor:
-        """h(x; w) − t (B,), x constant, differentiable in the set's parameters."""
+        """h_j(x; w) − t_j (B, m), x constant, differentiable in the set's parameters."""
 
     def pinned(self) -> Tensor:
-        """Values (B, n) of the coordinates that are not free, as functions of the parameters."""
+        """x (B, n) in the pinned directions as a function of the parameters; 0 in free ones."""
 
 
 class Atoms(Protocol):

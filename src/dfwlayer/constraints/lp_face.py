@@ -114,6 +114,15 @@ class LpFace:
     size: Scalar  # h(x; w)
 
     @property
+    def normals(self) -> tuple[Tensor, ...]:
+        """∇h."""
+        return (self.normal,)
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """v on the free coordinates."""
+        return v * self.free
+
+    @property
     def bends(self) -> bool:
         """For 1 < p < ∞."""
         return self.p not in (1, torch.inf)
@@ -156,9 +165,9 @@ class LpFace:
     def excess(self) -> Tensor:
         """h(x; w) − t where the constraint is active, 0 elsewhere."""
         if self.p == torch.inf:
-            return torch.zeros_like(self.x[..., 0])
-        active = torch.as_tensor(self.multiplier > 0).expand_as(self.x[..., :1]).squeeze(-1)
-        return torch.where(active, self._size() - self.radius, 0)
+            return torch.zeros_like(self.x[..., :1])
+        active = torch.as_tensor(self.multiplier > 0).expand_as(self.x[..., :1])
+        return torch.where(active, (self._size() - self.radius).unsqueeze(-1), 0)
 
     def pinned(self) -> Tensor:
         """p = ∞: sign(x) t/w at the bound; else 0."""

@@ -276,7 +276,7 @@ class _Rounds:
             return rows
         free = self.problem.constraint.face(self.at.x, self.at.gradient).free
         last, self.free = self.free, free
-        if self.rounds % 6 == 5:  # it may also take turns between a few
+        if free is None or self.rounds % 6 == 5:  # it may also take turns between a few
             return rows
         same = number((free == last).all(-1)) != 0 if last is not None else self.exact
         return rows & (same | self.exact | self.close)
