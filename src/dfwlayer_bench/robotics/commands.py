@@ -1,0 +1,111 @@
+"""``dfw robotics``: experts that keep a power limit, and policies that imitate them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dfwlayer_bench.robotics.tasks import Task
+
+__all__ = ["Device", "Fresh", "Out", "Seed", "TaskName", "check_task", "robotics_app"]
+
+TaskName = Annotated[str, typer.Option("--task", help="HC+O, R+O03 or R+O10.")]
+Out = Annotated[Path, typer.Option(help="Folder for results; what was interrupted goes on there.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
+]
+OUT = Path("robotics-results")
+
+
+def robotics_app() -> typer.Typer:
+    """``dfw robotics`` with one subcommand a stage."""
+    app = typer.Typer(
+        help="Robots with a power limit: train experts, collect data, imitate, evaluate.",
+        no_args_is_help=True,
+    )
+    app.command("train-expert")(train_expert)
+    return app
+
+
+def check_task(name: str) -> Task:
+    """The task of this name, if its simulator is there; otherwise an error that says what to do."""
+    from dfwlayer_bench.robotics.tasks import find_task, missing
+
+    try:
+        task = find_task(name)
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from None
+    absent = missing(task)
+    if absent:
+        typer.echo(f"dfw robotics: {absent}", err=True)
+        raise typer.Exit(1)
+    return task
+
+
+def train_expert(
+    task: TaskName = "HC+O",
+    steps: Annotated[int, typer.Option(min=1, help="Steps in the simulator.")] = 300_000,
+    seed: Seed = 0,
+    out: Out = OUT,
+    device: Device = "cpu",
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, help="Steps between evaluations and checkpoints.")
+    ] = 10_000,
+    random_steps: Annotated[
+        int, typer.Option(min=1, help="Steps with random actions, before learning starts.")
+    ] = 10_000,
+    threads: Annotated[int, typer.Option(min=1, help="Cores; more than one helps little.")] = 1,
+    fresh: Fresh = False,
+) -> int:
+    """Train an expert with DPro: TD3 whose every action is projected onto the power limit.
+
+    The folder TASK/expert gets the best actor (expert.safetensors), the curve of returns
+    (curve.csv), a summary (expert.json), TensorBoard's events if that is installed, and a
+    checkpoint: the same command goes on where it was stopped, and with more --steps it goes
+    further.
+    """
+    chosen = check_task(task)
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.bench_options import check_device
+    from dfwlayer_bench.robotics.dpro import Settings
+    from dfwlayer_bench.robotics.expert import EXPERT, Plan, Training
+    from dfwlayer_bench.robotics.expert_run import train
+    from dfwlayer_bench.robotics.files import FileError, prepare_folder
+
+    check_device(device)
+    torch.set_num_threads(threads)
+    console = Console()
+    folder = out / chosen.slug / "expert"
+    settings = Settings(random_steps=random_steps)
+    plan = Plan(chosen, steps, seed, evaluate_every, settings, device)
+    try:
+        if fresh and folder.is_dir():
+            shutil.rmtree(folder)
+        prepare_folder(folder)
+        training = Training(plan, folder)
+        if training.resume():
+            console.print(f"Going on from step {training.step} in {folder}")
+        done = train(training, console)
+    except FileError as error:
+        console.print(f"dfw robotics: {error}", style="red", markup=False, highlight=False)
+        return 1
+    if not done:
+        console.print(
+            f"Stopped at step {training.step}, saved in {folder}; run the same command again to "
+            "go on"
+        )
+        return 130
+    best = max(training.curve, key=lambda point: point["return"])
+    console.print(
+        f"Best actor: return {best['return']:.1f} at step {best['step']:.0f}, violations "
+        f"{best['violations']:.0f}; in {folder / EXPERT}"
+    )
+    return 0
