@@ -1,6 +1,6 @@
 """Constrained convex optimisation as a differentiable PyTorch layer."""
 
-from dfwlayer.constraints import LpBall
+from dfwlayer.constraints import GroupBall, LpBall
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
@@ -19,6 +19,7 @@ __all__ = [
     "DFWLayer",
     "ExactStep",
     "FrankWolfe",
+    "GroupBall",
     "LeastSquares",
     "LpBall",
     "OpenLoop",

@@ -1,6 +1,7 @@
 """Convex sets: one file each, with vertex, soft vertex, violation and face."""
 
 from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.lp_ball import LpBall
 
-__all__ = ["Atoms", "Constraint", "Face", "LpBall"]
+__all__ = ["Atoms", "Constraint", "Face", "GroupBall", "LpBall"]

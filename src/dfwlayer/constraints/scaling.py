@@ -1,0 +1,34 @@
+"""Back into a ball around the origin by scaling, rounding included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["scaled_into"]
+
+
+def scaled_into(
+    x: Tensor, size: Tensor, radius: Tensor, moved: Tensor | None = None, units: float = 2.0
+) -> Tensor:
+    """x · radius/size where size > radius, else x itself; a constant shift for autograd.
+
+    Args:
+        x: (..., n).
+        size: (...), what the ball says of x, in double precision.
+        radius: (...).
+        moved: Mask (..., n) of the coordinates that count, None for all.
+        units: Room left for the rounding of x, in units in the last place of the radius.
+
+    """
+    finfo = torch.finfo(x.dtype)
+    at, radius = x.detach(), radius.detach().double()
+    outside = size > radius
+    if outside.device.type == "cpu" and not bool(outside.any()):
+        return x
+    shrink = (radius / torch.where(outside, size, 1) * (1 - units * finfo.eps)).unsqueeze(-1)
+    # numbers below the normal range are rounded by more than that, and had better vanish
+    inner = torch.where(at.abs() < finfo.tiny / finfo.eps, 0, (at * shrink).to(x.dtype))
+    mask = outside.unsqueeze(-1)
+    inner = torch.where(mask if moved is None else mask & moved, inner, at)
+    return x + (inner - at) if x.requires_grad else inner
