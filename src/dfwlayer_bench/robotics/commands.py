@@ -82,6 +82,7 @@ def train_expert(
 
     check_device(device)
     torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # the moments of units that died would slow Adam down
     console = Console()
     folder = out / chosen.slug / "expert"
     settings = Settings(random_steps=random_steps)

@@ -7,25 +7,26 @@ targets and the actor's loss use actions as the actor proposes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
+from dfwlayer_bench.robotics.backprop import Passes, flatten, views
 from dfwlayer_bench.robotics.networks import HIDDEN, Actor, TwinCritic
 from dfwlayer_bench.robotics.replay import Batch
 from dfwlayer_bench.robotics.tasks import Task
 
 __all__ = ["DPro", "Settings", "limited", "proposal"]
 
+Network = TypeVar("Network", Actor, TwinCritic)
 # An executed action keeps this far from the limit, relative to it: rounding the action and the
 # observation to float32 moves the power by less, so that a recount never finds it exceeded.
 MARGIN = 1e-6
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # Adam's
 
 
 @dataclass(frozen=True)
@@ -88,86 +89,108 @@ class DPro:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             sizes = task.observation_size, task.action_size, settings.hidden
-            self.actor = Actor(*sizes).to(device)
-            self.critics = TwinCritic(*sizes).to(device)
-        self.target_actor = deepcopy(self.actor).requires_grad_(False)
-        self.target_critics = deepcopy(self.critics).requires_grad_(False)
-        self.actor_adam = self._adam(self.actor)
-        self.critic_adam = self._adam(self.critics)
+            self.actor = Trained(Actor(*sizes).to(device), settings)
+            self.critics = Trained(TwinCritic(*sizes).to(device), settings)
+        self.first_critic = self.critics.only(0)
         self.noise = torch.Generator(device).manual_seed(seed)
         self.updates = 0
 
-    def _adam(self, network: nn.Module) -> torch.optim.Adam:
-        return torch.optim.Adam(network.parameters(), self.settings.learning_rate, fused=True)
-
+    @torch.no_grad()
     def update(self, batch: Batch) -> None:
         """One step of the critics, and every ``delay`` of them one of actor and targets."""
         settings = self.settings
-        with torch.no_grad():
-            noise = torch.empty_like(batch.actions).normal_(
-                0.0, settings.target_noise, generator=self.noise
-            )
-            noise.clamp_(-settings.target_noise_clip, settings.target_noise_clip)
-            following = self.target_actor(batch.next_observations).add_(noise).clamp_(-1.0, 1.0)
-            value = self.target_critics(batch.next_observations, following).amin(0)
-            target = batch.rewards + self.task.gamma * (1.0 - batch.terminated) * value
-        estimates = self.critics(batch.observations, batch.actions)
-        # the sum over both critics of their mean squared errors
-        loss = 2.0 * functional.mse_loss(estimates, target.expand_as(estimates))
-        self.critic_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.critic_adam.step()
+        noise = torch.empty_like(batch.actions).normal_(
+            0.0, settings.target_noise, generator=self.noise
+        )
+        noise.clamp_(-settings.target_noise_clip, settings.target_noise_clip)
+        following = self.actor.target.forward(batch.next_observations.unsqueeze(0))[0].tanh_()
+        following = following.add_(noise).clamp_(-1.0, 1.0)
+        value = self.critics.target.forward(_pairs(batch.next_observations, following, 2)).amin(0)
+        target = batch.rewards + self.task.gamma * (1.0 - batch.terminated) * value.squeeze(-1)
+        estimates = self.critics.passes.forward(_pairs(batch.observations, batch.actions, 2))
+        # the slope of the sum over both critics of their mean squared errors
+        slope = (estimates - target.unsqueeze(-1)).mul_(2.0 / len(target))
+        self.critics.passes.backward(slope, self.critics.gradients)
+        self.critics.adam.step()
         self.updates += 1
         if self.updates % settings.delay == 0:
             self._update_actor(batch.observations)
 
     def _update_actor(self, observations: Tensor) -> None:
-        loss = -self.critics.first(observations, self.actor(observations)).mean()
-        self.actor_adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.actor_adam.step()
-        with torch.no_grad():
-            for network, target in (
-                (self.actor, self.target_actor),
-                (self.critics, self.target_critics),
-            ):
-                torch._foreach_lerp_(
-                    list(target.parameters()), list(network.parameters()), self.settings.tau
-                )
+        """A step of the actor up the first critic's estimate, and one of all targets."""
+        actions = self.actor.passes.forward(observations.unsqueeze(0)).tanh_()
+        estimates = self.first_critic.forward(_pairs(observations, actions[0], 1))
+        slope = torch.full_like(estimates, -1.0 / len(observations))
+        slope = self.first_critic.backward(slope, to_inputs=True)[..., -self.task.action_size :]
+        self.actor.passes.backward(slope * (1.0 - actions.square()), self.actor.gradients)
+        self.actor.adam.step()
+        for trained in (self.actor, self.critics):
+            trained.follow(self.settings.tau)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything but ``updates`` that decides how learning goes on, as arrays."""
-        found: dict[str, Tensor] = {"noise": self.noise.get_state()}
-        for name, network in self._networks().items():
-            found |= {f"{name}.{key}": value for key, value in network.state_dict().items()}
-        for name, adam in self._optimisers().items():
-            for number, moments in adam.state_dict()["state"].items():
-                found |= {f"{name}.{number}.{key}": value for key, value in moments.items()}
-        return {key: value.detach().cpu().numpy() for key, value in found.items()}
+        found = {"noise": self.noise.get_state()}
+        for name, trained in (("actor", self.actor), ("critics", self.critics)):
+            found |= {f"{name}.{key}": value for key, value in trained.state().items()}
+        return {key: value.cpu().numpy() for key, value in found.items()}
 
     def restore(self, state: Mapping[str, NDArray[Any]], updates: int) -> None:
         """Go back to a state that was saved."""
         self.noise.set_state(torch.from_numpy(state["noise"].copy()))
         self.updates = updates
-        for name, network in self._networks().items():
-            network.load_state_dict(_part(state, name))
-        for name, adam in self._optimisers().items():
-            content = adam.state_dict()
-            for key, value in _part(state, name).items():
-                number, moment = key.split(".")
-                content["state"].setdefault(int(number), {})[moment] = value
-            adam.load_state_dict(content)
+        for name, trained in (("actor", self.actor), ("critics", self.critics)):
+            trained.restore(_part(state, name))
 
-    def _networks(self) -> dict[str, nn.Module]:
-        return {
-            "actor": self.actor,
-            "critics": self.critics,
-            "target_actor": self.target_actor,
-            "target_critics": self.target_critics,
-        }
 
-    def _optimisers(self) -> dict[str, torch.optim.Adam]:
-        return {"actor_adam": self.actor_adam, "critic_adam": self.critic_adam}
+class Trained(Generic[Network]):
+    """A network with its target, its gradient and its optimiser, each a single vector."""
+
+    def __init__(self, network: Network, settings: Settings) -> None:
+        self.network: Network = network
+        self.rows = settings.batch_size
+        self.vector = flatten(network)
+        self.target_vector = self.vector.clone()
+        self.vector.grad = torch.zeros_like(self.vector)
+        self.adam = torch.optim.Adam([self.vector], settings.learning_rate, fused=True)
+        self.gradients = self._layers(self.vector.grad)
+        self.passes = Passes(*self._layers(self.vector), self.rows)
+        self.target = Passes(*self._layers(self.target_vector), self.rows)
+
+    def only(self, number: int) -> Passes:
+        """The passes of one of several networks side by side."""
+        weights, biases = self._layers(self.vector)
+        chosen = slice(number, number + 1)
+        return Passes([w[chosen] for w in weights], [b[chosen] for b in biases], self.rows)
+
+    def follow(self, share: float) -> None:
+        """Move the target by a share of the way to the network."""
+        self.target_vector.lerp_(self.vector, share)
+
+    def _layers(self, vector: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights (C, outputs, inputs) and biases (C, 1, outputs) that a vector holds."""
+        parts = views(self.network, vector)
+        if isinstance(self.network, TwinCritic):
+            layers = len(self.network.weights)
+            return parts[:layers], parts[layers:]
+        return [w.unsqueeze(0) for w in parts[::2]], [b.view(1, 1, -1) for b in parts[1::2]]
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters, the target's, and the optimiser's moments."""
+        moments = self.adam.state.get(self.vector, {})
+        return {"parameters": self.vector, "target": self.target_vector, **moments}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a state that was saved."""
+        self.vector.copy_(state["parameters"])
+        self.target_vector.copy_(state["target"])
+        moments = {key: value for key, value in state.items() if key in MOMENTS}
+        content = self.adam.state_dict()
+        self.adam.load_state_dict(content | {"state": {0: moments} if moments else {}})
+
+
+def _pairs(observations: Tensor, actions: Tensor, critics: int) -> Tensor:
+    """What so many critics see: (critics, B, observation_size + action_size)."""
+    return torch.cat((observations, actions), -1).expand(critics, -1, -1)
 
 
 def _part(state: Mapping[str, NDArray[Any]], name: str) -> dict[str, Tensor]:

@@ -201,7 +201,7 @@ class Training:
                 proposed = self.random.uniform(-1.0, 1.0, size)
             else:
                 noise = self.random.normal(0.0, settings.exploration_noise, size)
-                proposed = proposal(learner.actor, observation) + noise
+                proposed = proposal(learner.actor.network, observation) + noise
             action = limited(task, observation, proposed)
             self.violations += bool(power(task, observation, action) > task.limit)
             following, reward, terminated, truncated, _ = env.step(action)
@@ -218,7 +218,7 @@ class Training:
 
     def _evaluate(self) -> dict[str, float]:
         """A new point of the curve; the best actor so far is kept and written."""
-        task, actor = self.plan.task, self.learner.actor
+        task, actor = self.plan.task, self.learner.actor.network
         episodes = max(5, LEAST_EVALUATION_STEPS // task.episode_steps)
         found = roll_out(task, expert_policy(task, actor), episodes, EVALUATION_SEED)
         point = {

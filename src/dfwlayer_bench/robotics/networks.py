@@ -39,12 +39,11 @@ class TwinCritic(nn.Module):
         self, observation_size: int, action_size: int, hidden: Sequence[int] = HIDDEN
     ) -> None:
         super().__init__()
-        sizes = (observation_size + action_size, *hidden, 1)
-        self.weights = nn.ParameterList()  # (2, inputs, outputs) each
+        self.weights = nn.ParameterList()  # (2, outputs, inputs) each
         self.biases = nn.ParameterList()  # (2, 1, outputs) each
-        for inputs, outputs in pairwise(sizes):
+        for inputs, outputs in pairwise((observation_size + action_size, *hidden, 1)):
             bound = 1 / math.sqrt(inputs)  # as in nn.Linear
-            self.weights.append(torch.empty(2, inputs, outputs).uniform_(-bound, bound))
+            self.weights.append(torch.empty(2, outputs, inputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(2, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -52,17 +51,7 @@ class TwinCritic(nn.Module):
         values = torch.cat((observations, actions), -1).expand(2, -1, -1)
         last = len(self.weights) - 1
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            values = torch.baddbmm(bias, values, weight)
+            values = torch.baddbmm(bias, values, weight.mT)
             if layer < last:
-                values = values.relu_()
-        return values.squeeze(-1)
-
-    def first(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """The first estimate, (B,), differentiable in the actions only."""
-        values = torch.cat((observations, actions), -1)
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            values = torch.addmm(bias[0].detach(), values, weight[0].detach())
-            if layer < last:
-                values = values.relu_()
+                values = values.relu()
         return values.squeeze(-1)
