@@ -1,6 +1,6 @@
 """Constrained convex optimisation as a differentiable PyTorch layer."""
 
-from dfwlayer.constraints import GroupBall, LpBall
+from dfwlayer.constraints import GroupBall, LpBall, Shifted
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
@@ -25,6 +25,7 @@ __all__ = [
     "OpenLoop",
     "ProjectedNewton",
     "Quadratic",
+    "Shifted",
     "ShortStep",
     "Smooth",
     "Solution",

@@ -18,9 +18,9 @@ __all__ = ["DFWLayer"]
 class DFWLayer(nn.Module):
     """x*(P, q, w, t) = argmin ½ xᵀPx + qᵀx subject to ‖w ∘ x‖_p ≤ t, as a layer.
 
-    It has no parameters of its own: P, q, the weights and the radius come from other layers or
-    are parameters of yours, and each of them receives its gradient. The arguments are those of
-    `dfwlayer.solve`.
+    With a ``centre`` c the constraint is ‖w ∘ (x − c)‖_p ≤ t. The layer has no parameters of its
+    own: P, q, the weights, the radius and the centre come from other layers or are parameters of
+    yours, and each of them receives its gradient. The arguments are those of `dfwlayer.solve`.
 
     Example:
         >>> layer = DFWLayer(p=1)
@@ -57,9 +57,11 @@ class DFWLayer(nn.Module):
         q: Tensor,  # (n,) or (B, n)
         weight: Tensor | None = None,  # (n,) or (B, n), None for ones
         radius: float | Tensor = 1.0,  # number, () or (B,)
+        *,
+        centre: Tensor | None = None,  # (n,) or (B, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
-        return self.solve(P, q, weight, radius).x
+        return self.solve(P, q, weight, radius, centre=centre).x
 
     def solve(
         self,
@@ -69,11 +71,12 @@ class DFWLayer(nn.Module):
         radius: float | Tensor = 1.0,
         *,
         x0: Tensor | None = None,
+        centre: Tensor | None = None,
     ) -> Solution:
         """Like forward, with the certificate: the whole `Solution`."""
         return solve(
             Quadratic(P, q),
-            LpBall(self.p, radius, weight),
+            LpBall(self.p, radius, weight, centre=centre),
             x0=x0,
             method=self.method,
             differentiate=self.differentiate,

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certified
-from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.base import Constraint, constraint_is_shifted
 from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import Arguments, solve_transformed
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
+from dfwlayer.objectives.translated import Translated
 from dfwlayer.recorded import solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
@@ -115,8 +116,7 @@ def solve(
     if outcome is None:
         objective, constraint, bad = _verified(objective, constraint, lead, verify)
         start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
-        problem = Problem(objective, constraint, constraint.unbounded())
-        outcome = certified(problem, MODES[mode](solver, problem, start, settings), tol)
+        outcome = _outcome(solver, mode, objective, constraint, start, settings)
     x, value, gap, status = outcome.x, outcome.value, outcome.gap, outcome.status
     assert value is not None
     assert gap is not None
@@ -125,6 +125,25 @@ def solve(
         value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
         status = torch.where(bad, int(Status.NONFINITE), status)
     return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
+
+
+def _outcome(
+    method: Method,
+    mode: str,
+    objective: Objective,
+    constraint: Constraint,
+    start: Tensor,
+    settings: Settings,
+) -> Outcome:
+    """Solve and certify."""
+    if constraint_is_shifted(constraint):
+        # seen from its centre, a set keeps the precision of its own size
+        inner, centre = constraint.centred()
+        around = Translated(objective, centre)
+        outcome = _outcome(method, mode, around, inner, start - centre, settings)
+        return outcome._replace(x=constraint.placed(outcome.x))
+    problem = Problem(objective, constraint, constraint.unbounded())
+    return certified(problem, MODES[mode](method, problem, start, settings), settings.tol)
 
 
 def _from_recording(

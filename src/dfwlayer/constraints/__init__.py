@@ -3,5 +3,6 @@
 from dfwlayer.constraints.base import Atoms, Constraint, Face
 from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.lp_ball import LpBall
+from dfwlayer.constraints.shifted import Shifted
 
-__all__ = ["Atoms", "Constraint", "Face", "GroupBall", "LpBall"]
+__all__ = ["Atoms", "Constraint", "Face", "GroupBall", "LpBall", "Shifted"]

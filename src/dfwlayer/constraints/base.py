@@ -8,7 +8,14 @@ from typing import Protocol, Self, TypeGuard
 import torch
 from torch import Tensor
 
-__all__ = ["Atoms", "Constraint", "Face", "RecordableConstraint", "constraint_records"]
+__all__ = [
+    "Atoms",
+    "Constraint",
+    "Face",
+    "RecordableConstraint",
+    "constraint_is_shifted",
+    "constraint_records",
+]
 
 
 class Face(Protocol):
@@ -135,6 +142,16 @@ class Constraint(Protocol):
         """
 
 
+class ShiftedConstraint(Constraint, Protocol):
+    """{x : x − c ∈ S}, a set that is another one around a centre; `solve` looks for x − c."""
+
+    def centred(self) -> tuple[Constraint, Tensor]:
+        """S, and c (n,) or (B, n)."""
+
+    def placed(self, y: Tensor) -> Tensor:
+        """The x = c + y of the set for a y of S, both (..., n)."""
+
+
 class RecordableFace(Face, Protocol):
     """A face that a CUDA graph can find."""
 
@@ -163,6 +180,11 @@ class RecordableConstraint(Constraint, Protocol):
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> RecordableFace:
         """The face at x that consists of these parts."""
+
+
+def constraint_is_shifted(constraint: Constraint) -> TypeGuard[ShiftedConstraint]:
+    """Whether a set is another one around a centre."""
+    return hasattr(constraint, "centred")
 
 
 def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:

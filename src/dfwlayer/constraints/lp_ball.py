@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.lp_face import LpFace, lp_face
 from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
+from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.linalg import dot, scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 
@@ -29,16 +30,25 @@ class LpBall:
         radius: t ≥ 0, a number, a 0-d tensor or (B,).
         weight: w, (n,) or (B, n), None for ones. Only |w| matters; a zero weight leaves its
             coordinate unconstrained.
+        centre: c, (n,) or (B, n); with it the set is ‖w ∘ (x − c)‖_p ≤ t, a `Shifted` ball.
 
     """
 
     p: float
     radius: float | Tensor = 1.0
     weight: Tensor | None = None
+    _: KW_ONLY
+    centre: InitVar[float | Tensor | None] = None
     _bound: bool = field(default=False, repr=False, compare=False)
     _bounded: bool = field(default=False, repr=False, compare=False)  # no weight is zero
 
-    def __post_init__(self) -> None:
+    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
+        """The ball, or one around a centre."""
+        if centre is None:
+            return super().__new__(cls)
+        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value]
+
+    def __post_init__(self, centre: float | Tensor | None) -> None:
         p, radius, weight = self.p, self.radius, self.weight
         if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
             raise ValueError(f"p: expected a number in [1, inf], got {p!r}")

@@ -1,0 +1,98 @@
+"""f(x + c), the objective as seen from another origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import Scalar, where_rows
+from dfwlayer.objectives.base import Curvature, Objective
+
+__all__ = ["Translated"]
+
+
+@dataclass(frozen=True)
+class Translated:
+    """y ↦ f(c + y), differentiable in c; f is bound already, and c is (n,) or (B, n)."""
+
+    objective: Objective
+    origin: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.objective.shape
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        return self.objective.batch_sizes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.objective.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.device
+
+    @property
+    def quadratic(self) -> bool:
+        return self.objective.quadratic
+
+    @property
+    def isotropic(self) -> bool:
+        return self.objective.isotropic
+
+    def float32(self) -> Translated:
+        """Half-precision data in float32."""
+        wide = torch.promote_types(self.origin.dtype, torch.float32)
+        return Translated(self.objective.float32(), self.origin.to(wide))
+
+    def bind(self, batch: int | None) -> Translated:
+        """See `Objective`."""
+        return replace(self, objective=self.objective.bind(batch))
+
+    def verified(self) -> tuple[Translated, Tensor | None]:
+        """f's own; whose c it is has looked at c."""
+        objective, bad = self.objective.verified()
+        return replace(self, objective=objective), bad
+
+    def replace_rows(self, bad: Tensor) -> Translated:
+        """Flagged problems are seen from zero."""
+        return Translated(self.objective.replace_rows(bad), where_rows(~bad, self.origin, 0))
+
+    def value(self, x: Tensor) -> Tensor:
+        """f(c + y)."""
+        return self.objective.value(self.origin + x)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(c + y)."""
+        return self.objective.gradient(self.origin + x)
+
+    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both."""
+        return self.objective.value_and_gradient(self.origin + x)
+
+    def dependence(self, x: Tensor) -> Tensor:
+        """The gradient itself where c asks for one."""
+        if self.origin.requires_grad:
+            return self.gradient(x)
+        return self.objective.dependence(self.origin + x)
+
+    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
+        """∇²f(c + y) v."""
+        return self.objective.hvp(self.origin + x, v)
+
+    def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
+        """f's, which has no constant Hessian unless it is the same everywhere."""
+        return self.objective.shifted(rho)
+
+    def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """f's, likewise."""
+        return self.objective.reduced(free, bend)
+
+    def curvature(self) -> Curvature | None:
+        """f's."""
+        return self.objective.curvature()
