@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dfwlayer_bench.robotics.tasks import Task
 
-__all__ = ["Device", "Fresh", "Out", "Seed", "TaskName", "check_task", "robotics_app"]
+__all__ = [
+    "Device",
+    "Fresh",
+    "Out",
+    "Seed",
+    "TaskName",
+    "check_task",
+    "find_expert",
+    "refuse",
+    "robotics_app",
+]
 
 TaskName = Annotated[str, typer.Option("--task", help="HC+O, R+O03 or R+O10.")]
 Out = Annotated[Path, typer.Option(help="Folder for results; what was interrupted goes on there.")]
@@ -21,6 +33,9 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
 ]
 OUT = Path("robotics-results")
+SAMPLE = 15_000
+TRANSITIONS = "transitions.npz"
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 def robotics_app() -> typer.Typer:
@@ -30,6 +45,7 @@ def robotics_app() -> typer.Typer:
         no_args_is_help=True,
     )
     app.command("train-expert")(train_expert)
+    app.command("collect")(collect)
     return app
 
 
@@ -46,6 +62,22 @@ def check_task(name: str) -> Task:
         typer.echo(f"dfw robotics: {absent}", err=True)
         raise typer.Exit(1)
     return task
+
+
+def find_expert(path: Path | None, out: Path, task: Task) -> Path:
+    """The expert named, else the one trained in this folder, else the one of the package."""
+    from dfwlayer_bench.robotics.expert import EXPERT
+    from dfwlayer_bench.robotics.files import ASSETS
+
+    trained = out / task.slug / "expert" / EXPERT
+    shipped = ASSETS / f"{task.slug}_expert.safetensors"
+    return path or (trained if trained.exists() else shipped)
+
+
+def refuse(console: Console, error: Exception) -> int:
+    """Say why a command cannot go on, and its exit code."""
+    console.print(f"dfw robotics: {error}", style="red", **PLAIN)
+    return 1
 
 
 def train_expert(
@@ -93,20 +125,90 @@ def train_expert(
         prepare_folder(folder)
         training = Training(plan, folder)
         if training.resume():
-            console.print(f"Going on from step {training.step} in {folder}")
+            console.print(f"Going on from step {training.step} in {folder}", **PLAIN)
         done = train(training, console)
     except FileError as error:
-        console.print(f"dfw robotics: {error}", style="red", markup=False, highlight=False)
-        return 1
+        return refuse(console, error)
     if not done:
         console.print(
             f"Stopped at step {training.step}, saved in {folder}; run the same command again to "
-            "go on"
+            "go on",
+            **PLAIN,
         )
         return 130
     best = max(training.curve, key=lambda point: point["return"])
     console.print(
         f"Best actor: return {best['return']:.1f} at step {best['step']:.0f}, violations "
-        f"{best['violations']:.0f}; in {folder / EXPERT}"
+        f"{best['violations']:.0f}; in {folder / EXPERT}",
+        **PLAIN,
+    )
+    return 0
+
+
+def collect(
+    task: TaskName = "HC+O",
+    transitions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Steps of the expert. (default: 1,000,000 for HC+O, 300,000 for R+O)"
+        ),
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="A small set: as many steps as the package's samples.")
+    ] = False,
+    seed: Seed = 0,
+    expert: Annotated[
+        Path | None,
+        typer.Option(
+            help="The expert. (default: that of --out, else the one that comes with the package)"
+        ),
+    ] = None,
+    out: Out = OUT,
+    fresh: Fresh = False,
+) -> int:
+    """Run an expert in the simulator and keep what it sees and does, for imitation.
+
+    The folder TASK/data gets transitions.npz: observations and actions, which all obey the power
+    limit, and rewards. A run that was interrupted goes on when the same command is given again.
+    """
+    chosen = check_task(task)
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.bench_progress import progress
+    from dfwlayer_bench.robotics.collect import Collection, Request, fingerprint
+    from dfwlayer_bench.robotics.files import FileError, load_actor, prepare_folder
+
+    torch.set_num_threads(1)
+    console = Console()
+    folder = out / chosen.slug / "data"
+    size = transitions or (SAMPLE if sample else chosen.transitions)
+    try:
+        if fresh and folder.is_dir():
+            shutil.rmtree(folder)
+        prepare_folder(folder)
+        actor, _ = load_actor(find_expert(expert, out, chosen), chosen)
+        request = Request(chosen, size, seed, fingerprint(actor))
+        collection = Collection(request, actor, folder / TRANSITIONS)
+        with progress(console, request.chunks) as report:
+            done = 0
+
+            def show(chunks: int) -> None:
+                nonlocal done
+                report(f"{chosen.name} chunks of the expert's steps", chunks - done)
+                done = chunks
+
+            dataset = collection.run(show)
+    except FileError as error:
+        return refuse(console, error)
+    except KeyboardInterrupt:
+        console.print("Interrupted; run the same command again to go on.")
+        return 130
+    found = dataset.metadata
+    console.print(
+        f"{len(dataset)} transitions, mean return {found['mean_return']:.1f}, violations "
+        f"{found['violations']}, largest power {found['largest_power']:.6f} of {chosen.limit}; in "
+        f"{collection.path}",
+        **PLAIN,
     )
     return 0

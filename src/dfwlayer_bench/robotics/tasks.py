@@ -41,6 +41,7 @@ class Task:
     gamma: float
     buffer_size: int
     episode_steps: int
+    transitions: int  # in a full set of the expert's steps
     packages: tuple[str, ...]  # what has to be importable
     target: float
 
@@ -68,6 +69,7 @@ def _reacher(name: str, limit: float, target: float) -> Task:
         gamma=0.98,
         buffer_size=200_000,
         episode_steps=150,
+        transitions=300_000,
         packages=("gymnasium", "safetensors", "pybullet", "pybullet_envs_gymnasium"),
         target=target,
     )
@@ -82,6 +84,7 @@ _CHEETAH = Task(
     gamma=0.99,
     buffer_size=1_000_000,
     episode_steps=1000,
+    transitions=1_000_000,
     packages=("gymnasium", "safetensors", "mujoco"),
     target=5500.0,
 )
