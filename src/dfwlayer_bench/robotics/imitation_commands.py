@@ -1,0 +1,319 @@
+"""``dfw robotics imitate | evaluate | all``: policies that learn an expert's actions."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dfwlayer_bench.bench_options import ListCommand, check_names, split
+from dfwlayer_bench.robotics.commands import (
+    OUT,
+    PLAIN,
+    TRANSITIONS,
+    Device,
+    Fresh,
+    Out,
+    Seed,
+    TaskName,
+    check_task,
+    collect,
+    find_expert,
+    refuse,
+    train_expert,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dfwlayer_bench.reproduce_document import Document
+    from dfwlayer_bench.robotics.tasks import Task
+
+__all__ = ["add_to", "evaluate", "imitate", "run_all"]
+
+STEPS, QUICK_STEPS = 4000, 200
+SLOW_STEPS, QUICK_SLOW_STEPS = 1000, 10
+SEEDS, QUICK_SEEDS = ("0", "1", "2", "3", "4"), ("0",)
+REPEATS, QUICK_REPEATS = 100, 5
+EXPERT_STEPS, QUICK_EXPERT_STEPS = 300_000, 600
+QUICK_TRANSITIONS = 2000
+EPISODES, QUICK_EPISODES = 10, 1
+TRACE_STEPS = 300  # of an episode, shown in the figure of the power
+FILM_STEPS, QUICK_FILM_STEPS = 300, 20
+SHOWN = ("none", "dfwlayer")  # whose power is drawn and whose motion is filmed
+WIDTH = 200  # columns, where the output is no terminal
+
+Layers = Annotated[
+    list[str] | None, typer.Option(help="Last layers to compare. (default: every one there is)")
+]
+Seeds = Annotated[list[str] | None, typer.Option(help="Seeds of the runs. (default: 0 1 2 3 4)")]
+Threads = Annotated[int, typer.Option(min=1, help="Cores; more than one does not help.")]
+Quick = Annotated[bool, typer.Option("--quick", help="As little as shows that it works.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("imitate", cls=ListCommand)(imitate)
+    app.command("evaluate", cls=ListCommand)(evaluate)
+    app.command("all", cls=ListCommand)(run_all)
+
+
+def imitate(
+    task: TaskName = "HC+O",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps. (default: 4000)")
+    ] = None,
+    slow_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training steps of cvxpylayers and dfw-annealed. (default: 1000)"),
+    ] = None,
+    seeds: Seeds = None,
+    layers: Layers = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `collect` wrote. (default: that of --out, else the sample that comes with "
+            "the package)"
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step.")] = 64,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Of Adam.")] = 1e-4,
+    test_every: Annotated[int, typer.Option(min=1, help="Steps between tests.")] = 200,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training steps of each layer that are timed. (default: 100)"),
+    ] = None,
+    threads: Threads = 1,
+    out: Out = OUT,
+    quick: Quick = False,
+    fresh: Fresh = False,
+) -> int:
+    """Train policies to imitate the expert, one for each last layer and seed.
+
+    The folder TASK/imitation gets the policies (runs/), the curves, a table as Markdown, CSV and
+    JSON, the figures, and report.html. A run that was interrupted goes on when the same command
+    is given again, and so do runs with more --steps, --seeds or --layers.
+    """
+    chosen = check_task(task)
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.robotics.files import FileError, load_dataset, prepare_folder
+    from dfwlayer_bench.robotics.imitate import Plan
+    from dfwlayer_bench.robotics.imitate import split as split_data
+    from dfwlayer_bench.robotics.imitation_run import Job, imitate_all, time_all, write_all
+    from dfwlayer_bench.robotics.layers import LAYERS
+
+    names, numbers = _layers(layers), _seeds(seeds, quick)
+    few, many = (QUICK_SLOW_STEPS, QUICK_STEPS) if quick else (SLOW_STEPS, STEPS)
+    most = steps or many
+    most_slow = min(slow_steps or few, most)
+    torch.set_num_threads(threads)
+    console = Console(stderr=True)
+    folder = out / chosen.slug / "imitation"
+    try:
+        if fresh and folder.is_dir():
+            shutil.rmtree(folder)
+        prepare_folder(folder)
+        path = _data(data, out, chosen)
+        samples = split_data(load_dataset(path, chosen))
+        plan = Plan(chosen, most, batch_size, learning_rate, test_every)
+        able = [name for name in names if LAYERS[name].missing() is None]
+        jobs = [
+            Job(name, seed, most_slow if LAYERS[name].slow else most)
+            for seed in numbers
+            for name in able
+        ]
+        about = {
+            "command": _command(chosen, most, most_slow, numbers, names),
+            "data": f"{samples.fingerprint} of {path.name}",
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+        }
+        ended = True
+        try:
+            timed = repeats or (QUICK_REPEATS if quick else REPEATS)
+            time_all(plan, samples, able, timed, folder, console)
+            imitate_all(plan, samples, jobs, folder, console)
+        except KeyboardInterrupt:
+            ended = False
+        document = write_all(folder, chosen, names, numbers, about)
+    except FileError as error:
+        return refuse(console, error)
+    _show(document, console, folder)
+    if not ended:
+        console.print("Interrupted; run the same command again to go on.")
+        return 130
+    return 0
+
+
+def evaluate(
+    task: TaskName = "HC+O",
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Fresh episodes of each policy. (default: 10)")
+    ] = None,
+    seeds: Seeds = None,
+    layers: Layers = None,
+    expert: Annotated[
+        Path | None,
+        typer.Option(
+            help="The expert to compare with. (default: that of --out, else the one that comes "
+            "with the package)"
+        ),
+    ] = None,
+    animation: Annotated[
+        bool, typer.Option(help="Film the policies with and without the layer.")
+    ] = True,
+    threads: Threads = 1,
+    out: Out = OUT,
+    quick: Quick = False,
+) -> int:
+    """Run the imitating policies in the simulator: returns, violations, power, an animation.
+
+    The results join those of `imitate` in TASK/imitation.
+    """
+    chosen = check_task(task)
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.robotics.evaluate import Policies
+    from dfwlayer_bench.robotics.files import FileError, load_actor
+    from dfwlayer_bench.robotics.imitation_run import (
+        animate,
+        evaluate_all,
+        trace_power,
+        trained,
+        write_all,
+    )
+
+    names, numbers = _layers(layers), _seeds(seeds, quick)
+    torch.set_num_threads(threads)
+    console = Console(stderr=True)
+    folder = out / chosen.slug / "imitation"
+    try:
+        teacher, _ = load_actor(find_expert(expert, out, chosen), chosen)
+        jobs = trained(folder, names, numbers)
+        policies = Policies(folder, chosen, teacher)
+        ended = True
+        try:
+            count = episodes or (QUICK_EPISODES if quick else EPISODES)
+            evaluate_all(policies, jobs, count, console)
+            shown = [job for job in jobs if job[0] in SHOWN and job[1] == numbers[0]]
+            trace_power(policies, shown, TRACE_STEPS)
+            if animation:
+                steps = QUICK_FILM_STEPS if quick else FILM_STEPS
+                if animate(policies, shown, steps) is None:
+                    console.print("The simulator cannot draw here: there is no animation.")
+        except KeyboardInterrupt:
+            ended = False
+        document = write_all(folder, chosen, names, numbers)
+    except FileError as error:
+        return refuse(console, error)
+    _show(document, console, folder)
+    if not ended:
+        console.print("Interrupted; run the same command again to go on.")
+        return 130
+    return 0
+
+
+def run_all(
+    task: TaskName = "HC+O",
+    expert_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the expert's training. (default: 300000)")
+    ] = None,
+    transitions: Annotated[
+        int | None,
+        typer.Option(
+            min=10, help="Steps to collect. (default: 1,000,000 for HC+O, 300,000 for R+O)"
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of a policy. (default: 4000)")
+    ] = None,
+    seeds: Seeds = None,
+    layers: Layers = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Fresh episodes of each policy. (default: 10)")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    out: Out = OUT,
+    quick: Quick = False,
+    fresh: Fresh = False,
+) -> int:
+    """Train an expert, collect what it does, imitate it with every layer, and evaluate.
+
+    Each part goes on where it was stopped when the same command is given again.
+    """
+    chosen = check_task(task)
+    if fresh and (out / chosen.slug).is_dir():
+        shutil.rmtree(out / chosen.slug)
+    size = transitions or (QUICK_TRANSITIONS if quick else None)
+    steps_of_expert = expert_steps or (QUICK_EXPERT_STEPS if quick else EXPERT_STEPS)
+    parts: list[Callable[[], int]] = [
+        lambda: train_expert(
+            task,
+            steps_of_expert,
+            seed,
+            out=out,
+            device=device,
+            evaluate_every=steps_of_expert // 2 if quick else 10_000,
+            random_steps=steps_of_expert // 2 if quick else 10_000,
+        ),
+        lambda: collect(task, size, seed=seed, out=out),
+        lambda: imitate(task, steps, seeds=seeds, layers=layers, out=out, quick=quick),
+        lambda: evaluate(task, episodes, seeds=seeds, layers=layers, out=out, quick=quick),
+    ]
+    for part in parts:
+        code = part()
+        if code:
+            return code
+    return 0
+
+
+def _layers(given: list[str] | None) -> list[str]:
+    from dfwlayer_bench.robotics.layers import LAYERS
+
+    names = split(given) or list(LAYERS)
+    check_names("--layers", names, LAYERS)
+    return names
+
+
+def _seeds(given: list[str] | None, quick: bool) -> list[int]:
+    texts = split(given) or list(QUICK_SEEDS if quick else SEEDS)
+    if not all(text.isdecimal() for text in texts):
+        raise typer.BadParameter(f"--seeds: expected integers of at least 0, got {texts}")
+    return [int(text) for text in texts]
+
+
+def _command(
+    task: Task, steps: int, slow_steps: int, seeds: Sequence[int], layers: Sequence[str]
+) -> str:
+    """The command that makes these runs anew, from the same data."""
+    words = ["dfw", "robotics", "imitate", "--task", task.name, "--steps", str(steps)]
+    words += ["--slow-steps", str(slow_steps), "--seeds", *map(str, seeds), "--layers", *layers]
+    return shlex.join(words)
+
+
+def _show(document: Document, console: Console, folder: Path) -> None:
+    from rich.console import Console
+
+    from dfwlayer_bench.reproduce_document import show
+
+    output = Console()
+    show(document, ["imitation"], output if output.is_terminal else Console(width=WIDTH))
+    console.print(f"Wrote the report, tables and figures to {folder}", **PLAIN)
+
+
+def _data(path: Path | None, out: Path, task: Task) -> Path:
+    """The data named, else what was collected in this folder, else the package's sample."""
+    from dfwlayer_bench.robotics.files import ASSETS
+
+    if path is not None:
+        return path
+    collected = out / task.slug / "data" / TRANSITIONS
+    return collected if collected.exists() else ASSETS / f"{task.slug}_sample.npz"
