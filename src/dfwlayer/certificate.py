@@ -35,7 +35,7 @@ def certify(
     """
     objective, constraint, unbounded = problem
     with torch.no_grad():
-        shift = torch.zeros_like(value)
+        shift: Tensor | None = None
         if unbounded is not None:
             g = torch.where(unbounded, gradient, 0)
             found = conjugate_gradient(
@@ -50,7 +50,9 @@ def certify(
             shift = torch.where(flat, torch.inf, 0.5 * dot(g, found.u))
             status = torch.where(flat, int(Status.UNBOUNDED), status)
             gradient = gradient - objective.hvp(x, found.u)
-        gap = gap_of(constraint, x, gradient, unbounded) + shift
+        gap = gap_of(constraint, x, gradient, unbounded)
+        if shift is not None:
+            gap = gap + shift
         proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
         open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
         status = torch.where(open_ended & proven, int(Status.CONVERGED), status)

@@ -56,6 +56,9 @@ def locate(method: Method, problem: Problem, x: Tensor, settings: Settings) -> t
     """Solve without autograd: the solution, f and ∇f there, and the face it lies on."""
     with torch.no_grad():
         outcome = method.run(problem, x, settings)
+        if (face := outcome.face) is not None:
+            value, gradient = problem.objective.value_and_gradient(outcome.x)
+            return outcome._replace(value=value, gradient=gradient), face
         x = problem.constraint.retract(outcome.x)
         value, gradient, face = _face(problem, x)
     return outcome._replace(x=x, value=value, gradient=gradient), face

@@ -27,7 +27,7 @@ from dfwlayer.linalg import (
     root,
     where_rows,
 )
-from dfwlayer.objectives.base import Objective, objective_records
+from dfwlayer.objectives.base import Objective, diagonal_of, objective_records
 
 __all__ = ["FaceSystem"]
 
@@ -122,9 +122,10 @@ class FaceSystem:
             return sound(u + self.solve(v - self.hessian(u), tol=tol, max_steps=most).u)
         if self.objective.isotropic and not self.face.bends:
             return sound(self.tangent(v))
-        first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
-        if not any_row(first.unfinished):
-            return sound(first.u)
+        if diagonal_of(self.objective) is None:
+            first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
+            if not any_row(first.unfinished):
+                return sound(first.u)
         direct = self.direct(v)
         return sound(self.solve(v, tol=tol, max_steps=most).u if direct is None else direct)
 

@@ -13,6 +13,7 @@ __all__ = [
     "Constraint",
     "Face",
     "RecordableConstraint",
+    "constraint_is_direct",
     "constraint_is_shifted",
     "constraint_records",
 ]
@@ -142,6 +143,16 @@ class Constraint(Protocol):
         """
 
 
+class DirectConstraint(Constraint, Protocol):
+    """A set for which a diagonal Hessian leaves a projection, nothing more."""
+
+    def nearest(self, z: Tensor) -> tuple[Tensor, Face]:
+        """The point of the set nearest to z (..., n), feasible to rounding, and its face."""
+
+    def stretched(self, factor: Tensor) -> Constraint:
+        """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
+
+
 class ShiftedConstraint(Constraint, Protocol):
     """{x : x − c ∈ S}, a set that is another one around a centre; `solve` looks for x − c."""
 
@@ -180,6 +191,11 @@ class RecordableConstraint(Constraint, Protocol):
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> RecordableFace:
         """The face at x that consists of these parts."""
+
+
+def constraint_is_direct(constraint: Constraint) -> TypeGuard[DirectConstraint]:
+    """Whether a set offers more than ``project`` for diagonal Hessians."""
+    return hasattr(constraint, "nearest")
 
 
 def constraint_is_shifted(constraint: Constraint) -> TypeGuard[ShiftedConstraint]:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.l1_nearest import nearest_l1
 from dfwlayer.constraints.lp_face import LpFace, lp_face
 from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.shifted import Shifted
@@ -42,11 +43,23 @@ class LpBall:
     _bound: bool = field(default=False, repr=False, compare=False)
     _bounded: bool = field(default=False, repr=False, compare=False)  # no weight is zero
 
-    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
+    def __new__(
+        cls,
+        p: float,
+        radius: float | Tensor = 1.0,
+        weight: Tensor | None = None,
+        *,
+        centre: float | Tensor | None = None,
+        **_private: bool,
+    ) -> Self:
         """The ball, or one around a centre."""
         if centre is None:
             return super().__new__(cls)
-        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value]
+        return Shifted(cls(p, radius, weight), centre)  # type: ignore[return-value]
+
+    def __getnewargs__(self) -> tuple[float]:
+        """For copies."""
+        return (self.p,)
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         p, radius, weight = self.p, self.radius, self.weight
@@ -134,6 +147,8 @@ class LpBall:
     def verified(self) -> tuple[LpBall, Tensor | None]:
         """Finite weights, finite radii that are not negative."""
         radius = self._radius
+        if self._plain():
+            return self.assume_bounded(), None
         bad = flag_nonfinite("radius", radius, 0)
         if bool((radius.detach() < 0).any()):
             raise ValueError(
@@ -144,6 +159,20 @@ class LpBall:
             if flagged is not None:
                 bad = flagged if bad is None else bad | flagged
         return self, bad
+
+    def _plain(self) -> bool:
+        """Whether everything is finite and every coordinate bounded, told by the extremes."""
+        radius = self._radius.detach()
+        if radius.numel() == 0 or (self.weight is not None and self.weight.numel() == 0):
+            return False
+        low, high = torch.aminmax(radius)  # NaN if there is one
+        if not 0 <= low.item() <= high.item() < math.inf:
+            return False
+        if self.weight is None:
+            return True
+        least, most = torch.aminmax(self.weight.detach().abs())
+        reachable = high.item() / torch.finfo(radius.dtype).max
+        return reachable < least.item() <= most.item() < math.inf
 
     def replace_rows(self, bad: Tensor) -> LpBall:
         """Flagged problems get weight and radius one."""
@@ -159,7 +188,7 @@ class LpBall:
 
     def unbounded(self) -> Tensor | None:
         """Coordinates of zero weight, or whose bound t/w this dtype cannot hold."""
-        return self._geometry.unbounded
+        return None if self._bounded else self._geometry.unbounded
 
     def vertex(self, g: Tensor) -> Tensor:
         """The s in the ball with the least ⟨g, s⟩. With 1/p + 1/q = 1 and r = g/w:
@@ -247,7 +276,7 @@ class LpBall:
         if self.p == 1:
             return project_l1(self._axis_bounds if self._bound else self._measure_axes(), z, near)
         weight = self._sizes.detach().expand_as(z)
-        bounded = None if self._geometry.unbounded is None else weight > 0
+        bounded = None if self.unbounded() is None else weight > 0
         return project_lp(self.p, weight, self._radius.detach().expand(z.shape[:-1]), z, bounded)
 
     def diameter(self, n: int) -> Tensor:
@@ -263,8 +292,23 @@ class LpBall:
 
     def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> LpFace:
         """See `dfwlayer.constraints.lp_face.lp_face`."""
-        unbounded = self._geometry.unbounded
-        return lp_face(self.p, self._sizes, self._radius, x, g, scale, unbounded)
+        return lp_face(self.p, self._sizes, self._radius, x, g, scale, self.unbounded())
+
+    def stretched(self, factor: Tensor) -> LpBall:
+        """The ball with weights w/factor."""
+        weight = 1 / factor if self.weight is None else self.weight.detach() / factor
+        return LpBall(self.p, self._radius.detach(), weight, _bound=True)
+
+    def nearest(self, z: Tensor) -> tuple[Tensor, LpFace]:
+        """The projection of z and its face, which for p = 1 is plain from it."""
+        if self.p == 1 and self.unbounded() is None:
+            found = nearest_l1(z, self.weight, self._radius)
+            if found is not None:
+                size = self._radius.detach().unsqueeze(-1)
+                return found.x, self.face_of(found.x, (*found[1:], size))
+        x = self.retract(self.project(z))
+        g = x - z
+        return x, self.face(x, g, dot(x, x) + dot(g, x).abs())
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
         """See `RecordableConstraint`."""
@@ -289,7 +333,8 @@ class LpBall:
 
     @cached_property
     def _bound_geometry(self) -> _Geometry:
-        return self._measure()
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            return self._measure()
 
     def _measure(self) -> _Geometry:
         radius = self._radius.unsqueeze(-1)
@@ -315,9 +360,10 @@ class LpBall:
         if self.weight is None:
             one = torch.ones_like(radius)
             return AxisBounds(one, one, one, radius, None)
-        size, unbounded = self.weight.detach().abs(), self._geometry.unbounded
+        size, unbounded = self._sizes.detach(), self.unbounded()
         unit = size.amax(-1, keepdim=True)
-        unit = torch.where(unit > 0, unit, 1)
+        if unbounded is not None:
+            unit = torch.where(unit > 0, unit, 1)
         omega = size / unit
         tiny = torch.finfo(size.dtype).tiny
         if unbounded is None:
@@ -331,7 +377,7 @@ class LpBall:
     def _too_far(size: Tensor, t: Tensor) -> Tensor:
         """Mask of the coordinates whose weight is zero or whose bound t/w cannot be held."""
         # dividing t by the largest number first tells overflow of t/w without meeting it
-        return (size == 0) | ((t / torch.finfo(size.dtype).max >= size) & (t > 0))
+        return size <= t / torch.finfo(size.dtype).max
 
     def _pull(self, g: Tensor) -> Tensor:
         """g/w up to a constant per row, within range whatever the scales; 0 where unbounded."""
@@ -343,7 +389,8 @@ class LpBall:
         weighted = x.double()
         if self.weight is not None:
             weighted = weighted * self.weight.detach()
-        return scaled_norm(weighted, self.p)
+        # a sum beyond the range is outside of every ball, which is all there is to know
+        return weighted.abs().sum(-1) if self.p == 1 else scaled_norm(weighted, self.p)
 
 
 class _Geometry(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.linalg import dot, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Status
@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
     value: Tensor | None = None  # (...)
     gradient: Tensor | None = None  # (..., n)
     gap: Tensor | None = None  # (...), the certificate; the status then agrees with it
+    face: Face | None = None  # that x lies on; x is then feasible to rounding
 
 
 class Method(Protocol):

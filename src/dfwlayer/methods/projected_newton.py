@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.base import constraint_is_direct
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import (
     Krylov,
@@ -29,6 +30,7 @@ from dfwlayer.linalg import (
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep
+from dfwlayer.objectives.base import diagonal_of
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
@@ -74,19 +76,36 @@ class ProjectedNewton:
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """See the class."""
-        if problem.objective.isotropic and settings.max_steps > 0:
-            return _projection(problem, x)
+        if settings.max_steps > 0:
+            found = _directly(problem, x)
+            if found is not None:
+                return found
         with torch.no_grad():
             return _Rounds(self, problem, x, settings).run()
 
 
-def _projection(problem: Problem, x: Tensor) -> Outcome:
-    """With the identity for a Hessian the solution is the projection of −∇f(0), in one step."""
-    with torch.no_grad():
-        x = problem.constraint.project(-problem.objective.gradient(torch.zeros_like(x)))
+@torch.no_grad()
+def _directly(problem: Problem, x: Tensor) -> Outcome | None:
+    """With the identity for a Hessian the solution is the projection of −∇f(0), in one step.
+
+    With a diagonal D it is that in terms of √D x, over a set that is stretched accordingly.
+    """
+    objective, constraint, face = problem.objective, problem.constraint, None
+    if objective.isotropic:
+        z = -objective.gradient(torch.zeros_like(x))
+        if x.device.type == "cpu" and constraint_is_direct(constraint):
+            x, face = constraint.nearest(z)
+        else:
+            x = constraint.project(z)
+    elif constraint_is_direct(constraint) and (square := diagonal_of(objective)) is not None:
+        factor = square.sqrt()
+        z = -objective.gradient(torch.zeros_like(x)) / factor
+        x = constraint.stretched(factor).project(z) / factor
+    else:
+        return None
     one = torch.ones(x.shape[:-1], dtype=torch.long, device=x.device)
     # what the certificate does not confirm is rounding
-    return Outcome(x, one, one * Status.ROUNDING_FLOOR)
+    return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face)
 
 
 class _Rounds:

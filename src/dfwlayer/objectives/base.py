@@ -16,6 +16,7 @@ __all__ = [
     "RecordableObjective",
     "check_tensors",
     "common_batch",
+    "diagonal_of",
     "flag_nonfinite",
     "objective_records",
 ]
@@ -157,6 +158,17 @@ def common_batch(sizes: dict[str, int]) -> int | None:
                 "expected the same number, 1, or no batch dimension"
             )
     return first[1] if first is not None else (1 if sizes else None)
+
+
+def diagonal_of(objective: Objective) -> Tensor | None:
+    """The diagonal (n,) or (B, n) of ∇²f where it is constant, positive and known to be diagonal.
+
+    It is not known while a CUDA graph is recorded.
+    """
+    if objective.device.type == "cuda":
+        return None
+    found: Tensor | None = getattr(objective, "diagonal", None)
+    return found
 
 
 def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:

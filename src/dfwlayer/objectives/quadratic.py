@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -89,6 +89,19 @@ class Quadratic:
     @property
     def isotropic(self) -> bool:
         return self.P is None
+
+    @cached_property
+    def diagonal(self) -> Tensor | None:
+        """P's entries (n,) or (B, n) where it is diagonal and positive, None otherwise."""
+        if self.P is None:
+            return None
+        P = self.P.detach()
+        if bool(P[..., 0, 1:].any()):  # the first row gives nearly every other matrix away
+            return None
+        entries = P.diagonal(dim1=-2, dim2=-1)
+        if bool((entries > 0).all()) and int(torch.count_nonzero(P)) == entries.numel():
+            return entries
+        return None
 
     def float32(self) -> Quadratic:
         """Half-precision data in float32."""
@@ -220,6 +233,9 @@ class Quadratic:
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""
+        if (entries := self.diagonal) is not None:
+            inverse = torch.where(free, 1 / (entries if bend is None else entries + bend), 0)
+            return lambda v: inverse * v
         P, n = self.P, free.shape[-1]
         if P is None or free.numel() * n > LARGE**2:
             return None
