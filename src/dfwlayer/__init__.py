@@ -1,6 +1,6 @@
 """Constrained convex optimisation as a differentiable PyTorch layer."""
 
-from dfwlayer.constraints import GroupBall, LpBall, Shifted
+from dfwlayer.constraints import GroupBall, L1Box, LpBall, Shifted, project_l1_box
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
@@ -20,6 +20,7 @@ __all__ = [
     "ExactStep",
     "FrankWolfe",
     "GroupBall",
+    "L1Box",
     "LeastSquares",
     "LpBall",
     "OpenLoop",
@@ -30,5 +31,6 @@ __all__ = [
     "Smooth",
     "Solution",
     "Status",
+    "project_l1_box",
     "solve",
 ]

@@ -2,7 +2,17 @@
 
 from dfwlayer.constraints.base import Atoms, Constraint, Face
 from dfwlayer.constraints.group_ball import GroupBall
+from dfwlayer.constraints.l1_box import L1Box, project_l1_box
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.shifted import Shifted
 
-__all__ = ["Atoms", "Constraint", "Face", "GroupBall", "LpBall", "Shifted"]
+__all__ = [
+    "Atoms",
+    "Constraint",
+    "Face",
+    "GroupBall",
+    "L1Box",
+    "LpBall",
+    "Shifted",
+    "project_l1_box",
+]

@@ -29,8 +29,10 @@ __all__ = [
     "check",
     "check_not_negative",
     "columns",
+    "example",
     "flagged",
     "float32",
+    "plain",
     "replace_rows",
     "rows",
 ]
@@ -71,11 +73,12 @@ def check(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> Non
         check_tensors(tensors, half_allowed=True)
 
 
-def check_not_negative(name: str, value: Value) -> None:
+def check_not_negative(name: str, value: Value, reason: str = "") -> None:
     """Raise if a number, or one of a tensor, is negative."""
     least = float(value.detach().amin()) if isinstance(value, Tensor) else value
     if least < 0:
-        raise ValueError(f"{name}: expected numbers ≥ 0, found {least:g}")
+        because = f"; {reason}" if reason else ""
+        raise ValueError(f"{name}: expected numbers ≥ 0, found {least:g}{because}")
 
 
 def batch_sizes(constraint: _Set, kinds: Kinds, shape: tuple[int, ...]) -> dict[str, int]:
@@ -160,6 +163,18 @@ def columns(value: Value, like: Tensor) -> Tensor:
 def rows(value: Value, like: Tensor) -> Tensor:
     """Entries as a tensor that goes with vectors (..., n)."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def example(constraint: _Set, kinds: Kinds, n: int) -> Tensor:
+    """A vector (n,) of the parameters' dtype and device."""
+    for tensor in _tensors(constraint, kinds).values():
+        return torch.zeros(n, dtype=tensor.dtype, device=tensor.device)
+    return torch.zeros(n)
+
+
+def plain(constraint: _Set, kinds: Kinds) -> bool:
+    """Whether all parameters are numbers, which can be looked at for free."""
+    return not _tensors(constraint, kinds)
 
 
 def _rank(kind: Kind, shape: tuple[int, ...]) -> int:

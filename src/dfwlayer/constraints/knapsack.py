@@ -1,0 +1,112 @@
+"""The one-dimensional dual of a projection: the multiplier of a single linear constraint."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg import any_row
+
+__all__ = ["Knapsack", "clipped"]
+
+FEW = 16  # coordinates, for which all pieces are looked at at once
+MOST = 100  # steps; about 5 are needed, bisection guards the rest
+
+
+class Knapsack(NamedTuple):
+    """x(θ) = clip(z − θa, l, u), and θ such that ⟨a, x(θ)⟩ = b; one θ per problem.
+
+    ⟨a, x(θ)⟩ falls with θ and is piecewise linear, so that a Newton step from the right piece is
+    exact. Newton steps are kept within a bracket, as the continuous quadratic knapsack is
+    (Cominetti, Mascarenhas, Silva, 2014).
+    """
+
+    z: Tensor  # (..., n)
+    slope: Tensor  # a, (1,), (n,) or (..., n)
+    lower: Tensor  # l, likewise, may be −∞
+    upper: Tensor  # u, may be ∞
+    total: Tensor  # b, (1,) or (..., 1)
+
+    def multiplier(self, low: Tensor, high: Tensor) -> Tensor:
+        """θ (..., 1), known to be between low and high (both finite).
+
+        It is differentiable in what the knapsack consists of.
+        """
+        with torch.no_grad():
+            few = self.z.shape[-1] <= FEW
+            theta = self._among_all(low, high) if few else self._search(low, high)
+        if not (torch.is_grad_enabled() and any(part.requires_grad for part in self)):
+            return theta
+        # a Newton step from the solution is zero, but its derivatives are those of the solution
+        excess, inside = self._excess(theta)
+        return theta + self._newton(excess, inside)
+
+    def at(self, theta: Tensor) -> Tensor:
+        """x(θ)."""
+        return clipped(self.z - theta * self.slope, self.lower, self.upper)
+
+    def _excess(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨a, x(θ)⟩ − b, and the coordinates that are within their bounds."""
+        moved = self.z - theta * self.slope
+        x = clipped(moved, self.lower, self.upper)
+        return (self.slope * x).sum(-1, keepdim=True) - self.total, x == moved
+
+    def _width(self, inside: Tensor) -> Tensor:
+        """How fast the excess falls: Σ a² of the coordinates within their bounds."""
+        return torch.where(inside, self.slope.detach() ** 2, 0).sum(-1, keepdim=True)
+
+    def _newton(self, excess: Tensor, inside: Tensor) -> Tensor:
+        """The step after which a piece that is straight has no excess; none where it is flat."""
+        width = self._width(inside)
+        return torch.where(width > 0, excess / torch.where(width > 0, width, 1), 0)
+
+    def _among_all(self, low: Tensor, high: Tensor) -> Tensor:
+        """θ from the excess at all the points where a coordinate meets a bound, at once."""
+        slope = torch.where(self.slope != 0, self.slope, torch.inf)
+        kinks = torch.cat(((self.z - self.lower) / slope, (self.z - self.upper) / slope), -1)
+        kinks = torch.minimum(torch.maximum(kinks, low), high)
+        excess, _ = Knapsack(*(part.unsqueeze(-2) for part in self))._excess(kinks.unsqueeze(-1))
+        excess = torch.cat((excess.squeeze(-1), self._excess(low)[0], self._excess(high)[0]), -1)
+        kinks = torch.cat(
+            (kinks, low.expand_as(kinks[..., :1]), high.expand_as(kinks[..., :1])), -1
+        )
+        over = excess > 0
+        left = torch.where(over, kinks, low).amax(-1, keepdim=True)
+        right = torch.where(over, high, kinks).amin(-1, keepdim=True)
+        rise = torch.where(over, excess, torch.inf).amin(-1, keepdim=True)
+        fall = torch.where(over, -torch.inf, excess).amax(-1, keepdim=True)
+        share = torch.where(torch.isfinite(rise - fall), rise / (rise - fall), 0)
+        theta = torch.lerp(left, right, share.clamp(0, 1))
+        return theta + self._newton(*self._excess(theta))  # what rounding left
+
+    def _search(self, low: Tensor, high: Tensor) -> Tensor:
+        """θ by Newton steps, as the excess of many coordinates is nearly smooth."""
+        eps = torch.finfo(self.z.dtype).eps
+        theta = low
+        excess, inside = self._excess(theta)
+        rounding = 4 * eps * (excess.abs() + self.total.abs())
+        every = 1 if theta.device.type == "cpu" else 4
+        going = torch.ones_like(excess, dtype=torch.bool)
+        for step in range(MOST):
+            newton = theta + excess / self._width(inside)  # nowhere if flat here
+            low = torch.where(excess >= 0, theta, low)
+            high = torch.where(excess <= 0, theta, high)
+            usable = (newton >= low) & (newton <= high)
+            # the last Newton step is taken as well: on the right piece it is exact
+            ended = (excess.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
+            if step % 6 == 5:  # Newton steps may creep along one side of the bracket
+                usable = usable & ended
+            following = torch.where(usable, newton, torch.where(ended, theta, 0.5 * (low + high)))
+            theta = torch.where(going, following, theta)
+            going = going & ~ended
+            if step % every == 0 and not any_row(going):
+                break
+            excess, inside = self._excess(theta)
+        return theta
+
+
+def clipped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """x within bounds."""
+    return torch.minimum(torch.maximum(x, lower), upper)

@@ -1,0 +1,186 @@
+"""The weighted ℓ1 ball intersected with a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.knapsack import Knapsack, clipped
+from dfwlayer.constraints.parameters import (
+    Kind,
+    Kinds,
+    Value,
+    check_not_negative,
+    columns,
+    example,
+    rows,
+)
+from dfwlayer.constraints.polyhedral_face import Facets
+from dfwlayer.constraints.polyhedral_set import PolyhedralSet, soften
+from dfwlayer.linalg import dot
+
+__all__ = ["L1Box", "L1BoxSet", "project_l1_box"]
+
+
+def project_l1_box(
+    z: Tensor,  # (..., n)
+    weight: Tensor | None,  # (n,) or (..., n), None for ones
+    radius: Value,  # a number, () or (...)
+    lower: Value,  # a number or (n,) or (..., n), not positive
+    upper: Value,  # likewise, not negative
+) -> Tensor:
+    """The point of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} nearest to z, differentiable in all of it.
+
+    That is clip(sign(z)(|z| − θw)₊, l, u) with θ = 0, or θ > 0 such that Σ w|x| = t. Only |w|
+    matters; l ≤ 0 ≤ u is not checked here.
+    """
+    size = torch.ones_like(z[..., :1]) if weight is None else weight.abs()
+    facets = Facets(rows(lower, z), rows(upper, z), size, columns(radius, z))
+    return _project(facets, z)
+
+
+def _project(facets: Facets, z: Tensor) -> Tensor:
+    lower, upper, weight, radius = _parts(facets)
+    x = clipped(z, lower, upper)
+    weighted = (weight * x.abs()).sum(-1, keepdim=True)
+    outside = weighted > radius
+    if z.device.type == "cpu" and not bool(outside.any()):
+        return x
+    size = z.abs()
+    bound = torch.where(z < 0, -lower, upper)
+    with torch.no_grad():
+        # with this θ nothing is left but coordinates without weight
+        last = (size / torch.where(weight > 0, weight, torch.inf)).amax(-1, keepdim=True)
+    sack = Knapsack(size, weight, torch.zeros_like(radius), bound, radius)
+    moved = sack.at(sack.multiplier(torch.zeros_like(last), last))
+    return torch.where(outside, torch.copysign(moved, z), x)
+
+
+class L1BoxSet(PolyhedralSet):
+    """The geometry of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} with l ≤ 0 ≤ u."""
+
+    def start(self, like: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(like)
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """Go to the bounds, in the order of |g|/w, until Σ w|x| = t."""
+        lower, upper, weight, radius = _parts(self.facets(g))
+        slope = g.detach()
+        reach = torch.where(slope > 0, -lower, torch.where(slope < 0, upper, 0))
+        heavy = weight > 0
+        cost = torch.where(heavy, weight, 1)
+        merit = torch.where(heavy, slope.abs() / cost, torch.inf)
+        order = merit.argsort(-1, descending=True)
+        price = torch.where(heavy, torch.minimum(cost * reach, radius), 0).gather(-1, order)
+        left = radius - (price.cumsum(-1) - price)  # before a coordinate's turn
+        spent = torch.minimum(left.clamp_min(0), price)
+        spent = torch.zeros_like(g).scatter(-1, order, spent)
+        way = torch.where(heavy, torch.minimum(spent / cost, reach), reach)
+        return -torch.sign(slope) * way
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """⟨g, vertex⟩."""
+        return dot(g, self.vertex(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """argmin ⟨g, s⟩ + τ/2 ‖s/r‖² over the set, which is a projection; r is the largest reach.
+
+        As far out as the projected point may be, double precision has digits left for the result.
+        """
+        facets = self.facets(g).each(Tensor.double)
+        lower, upper, weight, radius = _parts(facets.detach())
+        reach = torch.minimum(torch.maximum(upper, -lower), radius / weight).amax(-1, keepdim=True)
+        far = soften(g, temperature, reach)
+        return _project(facets, far).to(g.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, moved to the bounds and scaled towards 0 where it is outside."""
+        lower, upper, weight, radius = _parts(self.facets(x).detach())
+        finfo = torch.finfo(x.dtype)
+        at = x.detach()
+        inner = clipped(at, lower, upper)
+        size = (weight.double() * inner.abs()).sum(-1, keepdim=True)
+        outside = size > radius
+        if x.device.type == "cpu" and not bool((outside | (inner != at)).any()):
+            return x
+        # twice eps makes room for the rounding of the product, but not for that of numbers below
+        # the normal range, which had better vanish
+        shrink = radius.double() / torch.where(outside, size, 1) * (1 - 2 * finfo.eps)
+        scaled = torch.where(inner.abs() < finfo.tiny / finfo.eps, 0, (inner * shrink).to(x.dtype))
+        inner = torch.where(outside & (weight > 0), scaled, inner)
+        return x + (inner - at) if x.requires_grad else inner
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `project_l1_box`."""
+        with torch.no_grad():
+            return _project(self.facets(z), z)
+
+    def diameter(self, n: int) -> Tensor:
+        """At most: from ‖u − l‖ and from Σ x² ≤ max(|x_i|/w_i) · Σ w|x|."""
+        like = example(self, self.kinds, n)
+        lower, upper, weight, radius = _parts(self.facets(like).detach())
+        box = torch.linalg.vector_norm((upper - lower) + like, dim=-1)
+        way = torch.minimum(torch.maximum(upper, -lower), radius / weight)
+        share = torch.where(weight > 0, radius * way / weight, torch.inf)
+        return torch.minimum(box, 2 * share.amax(-1).sqrt())
+
+
+@dataclass(frozen=True)
+class L1Box(L1BoxSet):
+    """{x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u}, with l ≤ 0 ≤ u.
+
+    Args:
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        weight: w, a number, (n,) or (B, n), None for ones. Only |w| matters; a coordinate whose
+            weight is zero is bounded by the box alone.
+        lower: l ≤ 0, a number, (n,) or (B, n).
+        upper: u ≥ 0, likewise.
+
+    """
+
+    radius: Value = 1.0
+    weight: Value | None = None
+    lower: Value = -1.0
+    upper: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {
+        "radius": Kind.NUMBER,
+        "weight": Kind.ENTRIES,
+        "lower": Kind.ENTRIES,
+        "upper": Kind.ENTRIES,
+    }
+    harmless: ClassVar[Mapping[str, float]] = {
+        "radius": 1.0,
+        "weight": 1.0,
+        "lower": -1.0,
+        "upper": 1.0,
+    }
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        weight = rows(1.0 if self.weight is None else self.weight, like)
+        size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
+        radius = columns(self.radius, like)
+        return Facets(rows(self.lower, like), rows(self.upper, like), size, radius)
+
+    def check_values(self) -> None:
+        """radius ≥ 0 and lower ≤ 0 ≤ upper."""
+        check_not_negative("radius", self.radius)
+        check_not_negative("upper", self.upper, "the set has to contain 0")
+        most = float(self.lower.detach().amax()) if isinstance(self.lower, Tensor) else self.lower
+        if most > 0:
+            raise ValueError(
+                f"lower: expected numbers ≤ 0, found {most:g}; the set has to contain 0"
+            )
+
+
+def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """l, u, w and t."""
+    assert facets.weight is not None
+    assert facets.radius is not None
+    return facets.lower, facets.upper, facets.weight, facets.radius
