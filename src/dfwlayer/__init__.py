@@ -1,6 +1,16 @@
 """Constrained convex optimisation as a differentiable PyTorch layer."""
 
-from dfwlayer.constraints import GroupBall, L1Box, LpBall, Shifted, project_l1_box
+from dfwlayer.constraints import (
+    Ellipsoid,
+    GroupBall,
+    L1Box,
+    LpBall,
+    NuclearBall,
+    SchattenBall,
+    Shifted,
+    SpectralBall,
+    project_l1_box,
+)
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
@@ -17,19 +27,23 @@ __all__ = [
     "Backtracking",
     "Constant",
     "DFWLayer",
+    "Ellipsoid",
     "ExactStep",
     "FrankWolfe",
     "GroupBall",
     "L1Box",
     "LeastSquares",
     "LpBall",
+    "NuclearBall",
     "OpenLoop",
     "ProjectedNewton",
     "Quadratic",
+    "SchattenBall",
     "Shifted",
     "ShortStep",
     "Smooth",
     "Solution",
+    "SpectralBall",
     "Status",
     "project_l1_box",
     "solve",

@@ -1,18 +1,24 @@
 """Convex sets: one file each, with vertex, soft vertex, violation and face."""
 
 from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.ellipsoid import Ellipsoid
 from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.l1_box import L1Box, project_l1_box
 from dfwlayer.constraints.lp_ball import LpBall
+from dfwlayer.constraints.schatten_ball import NuclearBall, SchattenBall, SpectralBall
 from dfwlayer.constraints.shifted import Shifted
 
 __all__ = [
     "Atoms",
     "Constraint",
+    "Ellipsoid",
     "Face",
     "GroupBall",
     "L1Box",
     "LpBall",
+    "NuclearBall",
+    "SchattenBall",
     "Shifted",
+    "SpectralBall",
     "project_l1_box",
 ]

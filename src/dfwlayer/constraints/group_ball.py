@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from dfwlayer.constraints.groups import Groups
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
+from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.linalg import Scalar
 
 __all__ = ["GroupBall"]
@@ -28,15 +30,25 @@ class GroupBall:
         radius: t ≥ 0, a number, a 0-d tensor or (B,).
         weight: w, (G,) or (B, G), None for ones. Only |w| matters; a zero weight leaves its
             group unconstrained.
+        centre: c, of the variable's shape, with or without a batch; with it the set is
+            Σ_g w_g ‖x_g − c_g‖₂ ≤ t, a `Shifted` ball.
 
     """
 
     groups: Sequence[Sequence[int]] | Sequence[int] | Tensor | Groups
     radius: float | Tensor = 1.0
     weight: Tensor | None = None
+    _: KW_ONLY
+    centre: InitVar[float | Tensor | None] = None
     _bound: bool = field(default=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
+        """The ball, or one around a centre."""
+        if centre is None:
+            return super().__new__(cls)
+        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value]
+
+    def __post_init__(self, centre: float | Tensor | None) -> None:
         object.__setattr__(self, "groups", Groups.of(self.groups))
         LpBall(1, self.radius, self.weight)  # checks the two
 

@@ -9,7 +9,11 @@ __all__ = ["scaled_into"]
 
 
 def scaled_into(
-    x: Tensor, size: Tensor, radius: Tensor, moved: Tensor | None = None, units: float = 2.0
+    x: Tensor,
+    size: Tensor,
+    radius: Tensor,
+    moved: Tensor | None = None,
+    units: float | Tensor = 2.0,
 ) -> Tensor:
     """x · radius/size where size > radius, else x itself; a constant shift for autograd.
 
@@ -18,7 +22,8 @@ def scaled_into(
         size: (...), what the ball says of x, in double precision.
         radius: (...).
         moved: Mask (..., n) of the coordinates that count, None for all.
-        units: Room left for the rounding of x, in units in the last place of the radius.
+        units: Room left for the rounding of x, in units in the last place of the radius, a number
+            or (...).
 
     """
     finfo = torch.finfo(x.dtype)
