@@ -32,7 +32,8 @@ def test_signature_of_the_layer():
         assert init[name] == ("KEYWORD_ONLY", default)
     forward = parameters(dfw.DFWLayer.forward)
     empty = inspect.Parameter.empty
-    assert list(forward) == ["self", "P", "q", "weight", "radius"]
+    assert list(forward) == ["self", "P", "q", "weight", "radius", "centre"]
+    assert forward["centre"] == ("KEYWORD_ONLY", None)
     assert [forward[k][1] for k in ("P", "q", "weight", "radius")] == [empty, empty, None, 1.0]
 
 
@@ -58,7 +59,7 @@ def test_signature_of_solve_and_the_rest():
     assert smooth["params"][0] == "VAR_POSITIONAL"
     assert smooth["shape"][0] == "KEYWORD_ONLY"
     ball = {k: v for k, v in parameters(dfw.LpBall).items() if not k.startswith("_")}
-    assert list(ball) == ["p", "radius", "weight"]
+    assert list(ball) == ["p", "radius", "weight", "centre"]
     assert ball["radius"][1] == 1.0
     assert ball["weight"][1] is None
 
