@@ -5,6 +5,7 @@ from dfwlayer.constraints.ellipsoid import Ellipsoid
 from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.l1_box import L1Box, project_l1_box
 from dfwlayer.constraints.lp_ball import LpBall
+from dfwlayer.constraints.product import Product
 from dfwlayer.constraints.schatten_ball import NuclearBall, SchattenBall, SpectralBall
 from dfwlayer.constraints.shifted import Shifted
 
@@ -17,6 +18,7 @@ __all__ = [
     "L1Box",
     "LpBall",
     "NuclearBall",
+    "Product",
     "SchattenBall",
     "Shifted",
     "SpectralBall",
