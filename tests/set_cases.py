@@ -77,7 +77,75 @@ def _l1_box_constraints(x, p):
     return [size <= p["radius"], x >= p["lower"], x <= p["upper"]]
 
 
+def box(gen: Generator, rows: int) -> dict[str, Tensor]:
+    middle = torch.randn(rows, 8, generator=gen, dtype=F64)
+    return {"lower": middle - uniform(gen, rows, 8), "upper": middle + uniform(gen, rows, 8)}
+
+
+def _box_violation(x, p):
+    size = np.maximum(np.abs(p["lower"]), np.abs(p["upper"]))
+    return above((x - p["upper"]) / size, (p["lower"] - x) / size)
+
+
+def _k_sparse_constraints(x, p):
+    import cvxpy as cp
+
+    return [cp.norm1(x) <= p["k"] * p["radius"], cp.norm_inf(x) <= p["radius"]]
+
+
+def _capped_violation(x, p):
+    cap = p.get("cap", np.inf)
+    return above((-x).max(), (x - cap) / p["radius"], abs(x.sum() - p["radius"]) / p["radius"])
+
+
 CASES = {
+    "Box": SetCase(
+        box,
+        lambda p: dfw.Box(p["lower"], p["upper"]),
+        lambda x, p: [x >= p["lower"], x <= p["upper"]],
+        _box_violation,
+        pull=3.0,
+        bad=(
+            ({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),
+            ({"lower": -torch.inf}, "lower, upper: expected both finite, or −inf and inf"),
+            ({"upper": None}, "upper: expected a number or a tensor, got NoneType"),
+        ),
+    ),
+    "Simplex": SetCase(
+        lambda gen, rows: {"radius": uniform(gen, rows)},
+        lambda p: dfw.Simplex(p["radius"]),
+        lambda x, p: [x >= 0, sum(x) == p["radius"]],
+        _capped_violation,
+        pull=2.0,
+        bad=(({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),),
+    ),
+    "CappedSimplex": SetCase(
+        lambda gen, rows: {
+            "radius": uniform(gen, rows),
+            "cap": uniform(gen, rows, 8, low=0.2, high=0.6),
+        },
+        lambda p: dfw.CappedSimplex(p["radius"], p["cap"]),
+        lambda x, p: [x >= 0, x <= p["cap"], sum(x) == p["radius"]],
+        _capped_violation,
+        pull=2.0,
+        bad=(
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
+            ({"cap": -1.0}, "cap: expected numbers ≥ 0, found -1"),
+            ({"cap": 0.05}, "cap: expected caps whose sum reaches the radius .* a sum of 0.4"),
+        ),
+    ),
+    "KSparse": SetCase(
+        lambda gen, rows: {"k": uniform(gen, rows, low=1.5, high=5), "radius": uniform(gen, rows)},
+        lambda p: dfw.KSparse(p["k"], p["radius"]),
+        _k_sparse_constraints,
+        lambda x, p: above(
+            np.abs(x).sum() / (p["k"] * p["radius"]) - 1, np.abs(x).max() / p["radius"] - 1
+        ),
+        bad=(
+            ({"k": 0.5}, "k: expected numbers ≥ 1, found 0.5"),
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
+        ),
+    ),
     "L1Box": SetCase(
         l1_box,
         lambda p: dfw.L1Box(p["radius"], p["weight"], p["lower"], p["upper"]),
@@ -95,6 +163,96 @@ CASES = {
             ({"weight": torch.ones(3, dtype=F64)}, r"weight: expected a number, shape \(8,\)"),
             ({"lower": torch.zeros(8)}, "lower: is torch.float32 while"),
             ({"lower": torch.full((8,), torch.nan, dtype=F64)}, "lower: 8 of 8 values are NaN"),
+        ),
+    ),
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# sets made of others
+
+
+def centred_ball(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {
+        "radius": uniform(gen, rows),
+        "weight": uniform(gen, rows, 8),
+        "centre": 2 * torch.randn(rows, 8, generator=gen, dtype=F64),
+    }
+
+
+def _norm_constraints(p):
+    def constraints(x, own):
+        import cvxpy as cp
+
+        return [cp.pnorm(cp.multiply(own["weight"], x - own["centre"]), p) <= own["radius"]]
+
+    return constraints
+
+
+def _norm_violation(p):
+    def violation(x, own):
+        size = np.linalg.norm(own["weight"] * (x - own["centre"]), p)
+        # x itself is rounded: in units of the centre, which may be larger than the set
+        return above((size - own["radius"]) / np.maximum(own["radius"], np.abs(x).max()))
+
+    return violation
+
+
+def product(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {
+        "radius": uniform(gen, rows),
+        "weight": uniform(gen, rows, 4),
+        "centre": torch.randn(rows, 2, generator=gen, dtype=F64),
+        "bound": uniform(gen, rows, low=0.1, high=0.4),
+    }
+
+
+def _product_constraints(x, p):
+    import cvxpy as cp
+
+    return [
+        cp.norm1(cp.multiply(p["weight"], x[:4])) <= p["radius"],
+        cp.norm1(x[4:6] - p["centre"]) <= p["radius"],
+        cp.norm_inf(x[6:]) <= p["bound"],
+    ]
+
+
+CASES |= {
+    f"LpBall around a centre, p={p}": SetCase(
+        centred_ball,
+        lambda own, p=p: dfw.LpBall(p, own["radius"], own["weight"], centre=own["centre"]),
+        _norm_constraints(p),
+        _norm_violation(p),
+        bad=(
+            ({"centre": "0"}, "centre: expected a number or a tensor, got str"),
+            ({"centre": torch.ones(3, dtype=F64)}, r"centre: expected a number, shape \(8,\)"),
+            ({"centre": torch.zeros(8)}, "centre: is torch.float32 while"),
+            ({"centre": torch.full((8,), torch.inf, dtype=F64)}, "centre: 8 of 8 values are NaN"),
+            ({"radius": -torch.ones((), dtype=F64)}, "radius: expected numbers ≥ 0, found -1"),
+        ),
+    )
+    for p in (1, np.inf)
+} | {
+    "Product": SetCase(
+        product,
+        lambda p: dfw.Product(
+            [
+                dfw.LpBall(1, p["radius"], p["weight"]),
+                dfw.LpBall(1, p["radius"], centre=p["centre"]),
+                dfw.LpBall(float("inf"), p["bound"]),
+            ],
+            [4, 2, 2],
+        ),
+        _product_constraints,
+        lambda x, p: above(
+            (np.abs(p["weight"] * x[:4]).sum() - p["radius"]) / p["radius"],
+            (np.abs(x[4:6] - p["centre"]).sum() - p["radius"])
+            / np.maximum(p["radius"], np.abs(x).max()),
+            (np.abs(x[6:]) - p["bound"]) / p["bound"],
+        ),
+        bad=(
+            ({"weight": torch.ones(3, dtype=F64)}, r"sets\[0\]: weight: expected shape \(4,\)"),
+            ({"bound": -torch.ones((), dtype=F64)}, r"sets\[2\]: radius: expected numbers ≥ 0"),
         ),
     ),
 }
