@@ -41,7 +41,7 @@ class Request:
 
     @property
     def episodes_per_chunk(self) -> int:
-        return -(-CHUNK // self.task.episode_steps)
+        return -(-min(CHUNK, self.transitions) // self.task.episode_steps)
 
     @property
     def chunks(self) -> int:

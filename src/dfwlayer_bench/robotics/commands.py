@@ -40,12 +40,16 @@ PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 def robotics_app() -> typer.Typer:
     """``dfw robotics`` with one subcommand a stage."""
+    # here, because that module uses this one's options
+    from dfwlayer_bench.robotics.imitation_commands import add_to
+
     app = typer.Typer(
         help="Robots with a power limit: train experts, collect data, imitate, evaluate.",
         no_args_is_help=True,
     )
     app.command("train-expert")(train_expert)
     app.command("collect")(collect)
+    add_to(app)
     return app
 
 
@@ -89,6 +93,10 @@ def train_expert(
     evaluate_every: Annotated[
         int, typer.Option(min=1, help="Steps between evaluations and checkpoints.")
     ] = 10_000,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes of an evaluation. (default: 5 for HC+O, 20 for R+O)"),
+    ] = None,
     random_steps: Annotated[
         int, typer.Option(min=1, help="Steps with random actions, before learning starts.")
     ] = 10_000,
@@ -118,7 +126,7 @@ def train_expert(
     console = Console()
     folder = out / chosen.slug / "expert"
     settings = Settings(random_steps=random_steps)
-    plan = Plan(chosen, steps, seed, evaluate_every, settings, device)
+    plan = Plan(chosen, steps, seed, evaluate_every, settings, device, episodes)
     try:
         if fresh and folder.is_dir():
             shutil.rmtree(folder)

@@ -56,7 +56,7 @@ def limited(task: Task, observation: NDArray[Any], proposed: NDArray[Any]) -> ND
     radius = task.limit * (1 - MARGIN)
     amount = np.minimum(size, 1.0)
     if weight @ amount > radius:
-        moving = weight > 0
+        moving = weight > 1e-9 * radius  # slower joints take no part: they use no power
         slopes = weight[moving]
         breaks = np.concatenate((size[moving] / slopes, (size[moving] - 1.0) / slopes, (0.0,)))
         breaks = np.sort(breaks[breaks >= 0])

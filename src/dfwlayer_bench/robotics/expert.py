@@ -27,7 +27,7 @@ from dfwlayer_bench.robotics.networks import Actor
 from dfwlayer_bench.robotics.replay import Replay
 from dfwlayer_bench.robotics.tasks import Task, make_env, power
 
-__all__ = ["Episodes", "Plan", "Progress", "Training", "roll_out"]
+__all__ = ["Episodes", "Plan", "Progress", "Training", "expert_policy", "roll_out"]
 
 CHECKPOINT, EXPERT, CURVE, SUMMARY = (
     "checkpoint.safetensors",
@@ -37,7 +37,7 @@ CHECKPOINT, EXPERT, CURVE, SUMMARY = (
 )
 # Episodes are numbered, and a number is a seed: training, evaluation and later use never share one
 EVALUATION_SEED = 1_000_000_000
-LEAST_EVALUATION_STEPS = 3000
+EVALUATION_STEPS = 3000
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,12 @@ class Plan:
     evaluate_every: int = 10_000
     settings: Settings = field(default_factory=Settings)
     device: str = "cpu"
+    evaluation_episodes: int | None = None  # None for as many as give a steady mean
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of one evaluation."""
+        return self.evaluation_episodes or max(5, EVALUATION_STEPS // self.task.episode_steps)
 
     def identity(self) -> dict[str, Any]:
         """What must agree between a checkpoint and the run that continues it."""
@@ -219,8 +225,7 @@ class Training:
     def _evaluate(self) -> dict[str, float]:
         """A new point of the curve; the best actor so far is kept and written."""
         task, actor = self.plan.task, self.learner.actor.network
-        episodes = max(5, LEAST_EVALUATION_STEPS // task.episode_steps)
-        found = roll_out(task, expert_policy(task, actor), episodes, EVALUATION_SEED)
+        found = roll_out(task, expert_policy(task, actor), self.plan.episodes, EVALUATION_SEED)
         point = {
             "step": self.step,
             "return": found.mean_return,

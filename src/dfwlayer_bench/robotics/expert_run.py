@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -71,6 +72,9 @@ def train(training: Training, console: Console) -> bool:
 @contextmanager
 def stopping(console: Console) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask for a stop, which is then answered True; a second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # signals reach the main thread only
+        return
     asked = False
 
     def ask(_number: int, _frame: FrameType | None) -> None:

@@ -186,7 +186,8 @@ def load_dataset(path: Path, task: Task) -> Dataset:
     """The dataset of a file that `save_dataset` wrote for this task."""
     _check_there(path)
     try:
-        with np.load(path, allow_pickle=False) as found:
+        # opened here, because numpy leaves a file that is no archive open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         metadata = json.loads(str(arrays["metadata"]))
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
