@@ -32,6 +32,8 @@ INSTALL = "pip install 'dfwlayer[bench]'"
 # the published settings for robots: the cap ends before an annealed temperature would change
 PAPER: dict[str, Any] = {"method": "dfw", "max_steps": 10, "temperature": 0.1, "tol": 1e-4}
 ANNEALED: dict[str, Any] = {"method": "dfw", "tol": 1e-4}
+# a dense adjoint is exact at this size, and faster than the default, LSQR, which is not
+CVXPY: dict[str, Setting] = {**SCS, "mode": "dense"}
 # the penalty needs few rounds for both robots
 ALT_DIFF: dict[str, Any] = {"rho": 0.5, "tol": 1e-5, "max_steps": 1000}
 
@@ -93,30 +95,34 @@ class ByCvxpyLayers:
     """By cvxpylayers, compiled once for a number of joints; its numbers are float64 inside."""
 
     def __init__(self) -> None:
-        self.compiled: dict[int, Any] = {}
+        self.compiled: dict[tuple[int, bool], Any] = {}
 
     def __call__(self, wanted: Tensor, velocity: Tensor, limit: float) -> Tensor:
-        n = wanted.shape[-1]
-        if n not in self.compiled:
-            self.compiled[n] = self.compile(n)
+        key = wanted.shape[-1], torch.is_grad_enabled() and wanted.requires_grad
+        if key not in self.compiled:
+            self.compiled[key] = self.compile(*key)
         radius = torch.tensor(limit, dtype=torch.float64)
-        (found,) = self.compiled[n](wanted.double(), velocity.abs().double(), radius)
+        (found,) = self.compiled[key](wanted.double(), velocity.abs().double(), radius)
         actions: Tensor = found.to(wanted.dtype)
         return actions
 
     @staticmethod
-    def compile(n: int) -> Any:
+    def compile(n: int, differentiate: bool) -> Any:
         """The canonical form of the problem."""
         cp, layers = load("cvxpy"), load("cvxpylayers.torch")
         x, wanted = cp.Variable(n), cp.Parameter(n)
         weight, radius = cp.Parameter(n, nonneg=True), cp.Parameter(nonneg=True)
+        jobs = torch.get_num_threads()
+        arguments = {**SCS, "n_jobs_forward": jobs}
+        if differentiate:  # these it would hand on to SCS where there is nothing to differentiate
+            arguments |= {**CVXPY, "n_jobs_backward": jobs}
         nearest = cp.Minimize(0.5 * cp.sum_squares(x - wanted))
         return layers.CvxpyLayer(
             cp.Problem(nearest, [cp.norm1(cp.multiply(weight, x)) <= radius]),
             parameters=[wanted, weight, radius],
             variables=[x],
             solver="DIFFCP",
-            solver_args=dict(SCS),
+            solver_args=arguments,
         )
 
 
@@ -210,7 +216,7 @@ LAYERS: dict[str, LastLayer] = {
             "cvxpylayers",
             "CvxpyLayer",
             ByCvxpyLayers,
-            {"backend": "DIFFCP", **SCS, "dtype": "float64"},
+            {"backend": "DIFFCP", **CVXPY, "dtype": "float64"},
             packages=("cvxpy", "cvxpylayers", "diffcp"),
             slow=True,
         ),
