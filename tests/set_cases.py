@@ -217,6 +217,12 @@ def _product_constraints(x, p):
     ]
 
 
+def sum_of_rows(x):
+    import cvxpy as cp
+
+    return cp.sum(x, axis=1)
+
+
 CASES |= {
     f"LpBall around a centre, p={p}": SetCase(
         centred_ball,
@@ -254,5 +260,13 @@ CASES |= {
             ({"weight": torch.ones(3, dtype=F64)}, r"sets\[0\]: weight: expected shape \(4,\)"),
             ({"bound": -torch.ones((), dtype=F64)}, r"sets\[2\]: radius: expected numbers ≥ 0"),
         ),
+    ),
+    "Birkhoff": SetCase(
+        lambda gen, rows: {},
+        lambda p: dfw.Birkhoff(4),
+        lambda x, p: [x >= 0, sum_of_rows(x) == 1, sum_of_rows(x.T) == 1],
+        lambda x, p: above(-x, np.abs(x.sum(0) - 1), np.abs(x.sum(1) - 1)),
+        shape=(4, 4),
+        pull=1.0,
     ),
 }

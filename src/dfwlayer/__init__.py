@@ -1,6 +1,7 @@
 """Constrained convex optimisation as a differentiable PyTorch layer."""
 
 from dfwlayer.constraints import (
+    Birkhoff,
     Ellipsoid,
     GroupBall,
     L1Box,
@@ -26,6 +27,7 @@ __all__ = [
     "DFW",
     "Anneal",
     "Backtracking",
+    "Birkhoff",
     "Constant",
     "DFWLayer",
     "Ellipsoid",

@@ -1,6 +1,7 @@
 """Convex sets: one file each, with vertex, soft vertex, violation and face."""
 
 from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.birkhoff import Birkhoff
 from dfwlayer.constraints.ellipsoid import Ellipsoid
 from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.l1_box import L1Box, project_l1_box
@@ -11,6 +12,7 @@ from dfwlayer.constraints.shifted import Shifted
 
 __all__ = [
     "Atoms",
+    "Birkhoff",
     "Constraint",
     "Ellipsoid",
     "Face",
