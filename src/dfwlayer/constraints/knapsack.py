@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import any_row
 
-__all__ = ["Knapsack", "clipped"]
+__all__ = ["Knapsack", "clipped", "spend"]
 
 FEW = 16  # coordinates, for which all pieces are looked at at once
 MOST = 100  # steps; about 5 are needed, bisection guards the rest
@@ -29,14 +29,14 @@ class Knapsack(NamedTuple):
     upper: Tensor  # u, may be ∞
     total: Tensor  # b, (1,) or (..., 1)
 
-    def multiplier(self, low: Tensor, high: Tensor) -> Tensor:
-        """θ (..., 1), known to be between low and high (both finite).
+    def multiplier(self, low: Tensor, high: Tensor, guess: Tensor) -> Tensor:
+        """θ (..., 1), known to be between low and high (both finite), where a guess is, too.
 
         It is differentiable in what the knapsack consists of.
         """
         with torch.no_grad():
             few = self.z.shape[-1] <= FEW
-            theta = self._among_all(low, high) if few else self._search(low, high)
+            theta = self._among_all(low, high) if few else self._search(low, high, guess)
         if not (torch.is_grad_enabled() and any(part.requires_grad for part in self)):
             return theta
         # a Newton step from the solution is zero, but its derivatives are those of the solution
@@ -81,10 +81,9 @@ class Knapsack(NamedTuple):
         theta = torch.lerp(left, right, share.clamp(0, 1))
         return theta + self._newton(*self._excess(theta))  # what rounding left
 
-    def _search(self, low: Tensor, high: Tensor) -> Tensor:
+    def _search(self, low: Tensor, high: Tensor, theta: Tensor) -> Tensor:
         """θ by Newton steps, as the excess of many coordinates is nearly smooth."""
         eps = torch.finfo(self.z.dtype).eps
-        theta = low
         excess, inside = self._excess(theta)
         rounding = 4 * eps * (excess.abs() + self.total.abs())
         every = 1 if theta.device.type == "cpu" else 4
@@ -110,3 +109,18 @@ class Knapsack(NamedTuple):
 def clipped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """x within bounds."""
     return torch.minimum(torch.maximum(x, lower), upper)
+
+
+def spend(budget: Tensor, price: Tensor, order: Tensor) -> Tensor:
+    """How much is spent on each of n things, bought as a whole one after the other, while it lasts.
+
+    Args:
+        budget: (1,) or (..., 1).
+        price: (..., n).
+        order: (..., n), indices.
+
+    """
+    price = price.gather(-1, order)
+    left = budget - (price.cumsum(-1) - price)  # before a thing's turn
+    spent = torch.minimum(left.clamp_min(0), price)
+    return torch.zeros_like(spent).scatter(-1, order, spent)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.knapsack import Knapsack, clipped
+from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.parameters import (
     Kind,
     Kinds,
@@ -52,11 +52,11 @@ def _project(facets: Facets, z: Tensor) -> Tensor:
         return x
     size = z.abs()
     bound = torch.where(z < 0, -lower, upper)
-    with torch.no_grad():
-        # with this θ nothing is left but coordinates without weight
-        last = (size / torch.where(weight > 0, weight, torch.inf)).amax(-1, keepdim=True)
+    # with this θ nothing is left but coordinates without weight
+    last = (size / torch.where(weight > 0, weight, torch.inf)).detach().amax(-1, keepdim=True)
+    none = torch.zeros_like(last)
     sack = Knapsack(size, weight, torch.zeros_like(radius), bound, radius)
-    moved = sack.at(sack.multiplier(torch.zeros_like(last), last))
+    moved = sack.at(sack.multiplier(none, last, none))
     return torch.where(outside, torch.copysign(moved, z), x)
 
 
@@ -76,10 +76,8 @@ class L1BoxSet(PolyhedralSet):
         cost = torch.where(heavy, weight, 1)
         merit = torch.where(heavy, slope.abs() / cost, torch.inf)
         order = merit.argsort(-1, descending=True)
-        price = torch.where(heavy, torch.minimum(cost * reach, radius), 0).gather(-1, order)
-        left = radius - (price.cumsum(-1) - price)  # before a coordinate's turn
-        spent = torch.minimum(left.clamp_min(0), price)
-        spent = torch.zeros_like(g).scatter(-1, order, spent)
+        price = torch.where(heavy, torch.minimum(cost * reach, radius), 0)
+        spent = spend(radius, price, order)
         way = torch.where(heavy, torch.minimum(spent / cost, reach), reach)
         return -torch.sign(slope) * way
 

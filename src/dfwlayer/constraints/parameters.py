@@ -1,14 +1,15 @@
 """What sets share in handling their parameters: numbers or tensors, per problem if wanted.
 
 A set is a dataclass; a table gives the kind of each of its parameters by the name of the field.
-Parameters that are None are left alone by every function here.
+Parameters that are None, which only those may be whose default it is, are left alone by every
+function here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,7 +61,11 @@ def check(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> Non
         infinite: Those that may be infinite.
 
     """
-    for name, value in _values(constraint, kinds).items():
+    optional = {field.name for field in fields(constraint) if field.default is None}
+    for name in kinds:
+        value = getattr(constraint, name)
+        if value is None and name in optional:
+            continue
         if isinstance(value, Tensor):
             if kinds[name] is Kind.NUMBER and value.dim() > 1:
                 raise ValueError(f"{name}: expected {kinds[name].value}, got {tuple(value.shape)}")

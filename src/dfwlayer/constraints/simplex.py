@@ -1,0 +1,252 @@
+"""Simplices, with and without a cap on their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
+from dfwlayer.constraints.parameters import (
+    Kind,
+    Kinds,
+    Value,
+    check_not_negative,
+    columns,
+    example,
+    rows,
+)
+from dfwlayer.constraints.polyhedral_face import Equation, Facets
+from dfwlayer.constraints.polyhedral_set import PolyhedralSet, soften
+from dfwlayer.linalg import any_row, dot
+
+__all__ = ["CappedSimplex", "Simplex"]
+
+MOST = 60  # steps for the threshold of a projection; about 5 are needed
+
+
+@dataclass(frozen=True)
+class CappedSimplex(PolyhedralSet):
+    """{x : 0 ≤ x ≤ c, Σ x_i = t}.
+
+    Args:
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        cap: c ≥ 0, a number, (n,) or (B, n), may be infinite; together the caps have to reach t.
+
+    """
+
+    radius: Value = 1.0
+    cap: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER, "cap": Kind.ENTRIES}
+    harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0, "cap": 1.0}
+    infinite: ClassVar[frozenset[str]] = frozenset(("cap",))
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        radius = columns(self.radius, like)
+        equation = Equation(torch.ones_like(radius), radius)
+        return Facets(torch.zeros_like(radius), rows(self.cap, like), equations=(equation,))
+
+    def check_values(self) -> None:
+        """radius ≥ 0, cap ≥ 0, and caps that reach the radius."""
+        check_not_negative("radius", self.radius)
+        check_not_negative("cap", self.cap)
+        if not isinstance(self.cap, Tensor) or self.cap.dim() == 0:
+            return  # for how many entries is not known yet
+        most = self.cap.detach().double().sum(-1)
+        radius = torch.as_tensor(self.radius).detach().double()
+        missing = (radius - most) / radius.clamp_min(torch.finfo(self.cap.dtype).tiny)
+        if bool((missing > 2 * torch.finfo(self.cap.dtype).eps).any()):
+            i = int(missing.reshape(-1).argmax())
+            total, reach = radius.expand_as(missing).reshape(-1)[i], most.expand_as(missing)
+            which = f" (problem {i})" if missing.dim() else ""
+            raise ValueError(
+                f"cap: expected caps whose sum reaches the radius {float(total):g}, found a sum of "
+                f"{float(reach.reshape(-1)[i]):g}{which}; raise the caps or lower the radius"
+            )
+
+    def start(self, like: Tensor) -> Tensor:
+        """The point next to zero."""
+        return self.retract(self.project(torch.zeros_like(like)))
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """As much as the caps allow on the smallest entries of g."""
+        radius = columns(self.radius, g)
+        cap = torch.minimum(rows(self.cap, g), radius).expand_as(g)
+        return spend(radius, cap, g.detach().argsort(-1))
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """⟨g, vertex⟩."""
+        return dot(g, self.vertex(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """argmin ⟨g, s⟩ + τ/2 ‖s/t‖² over the set, which is a projection."""
+        far = soften(g, temperature, columns(self.radius, g).detach())
+        radius, cap = columns(self.radius, far), rows(self.cap, far)
+        return _project(far, cap, radius).to(g.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, or its projection where it is outside by more than rounding, with the right sum."""
+        return _retract(self, x)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """clip(z − θ, 0, c) with θ such that the sum is t."""
+        radius, cap = columns(self.radius, z).detach(), rows(self.cap, z).detach()
+        return _project(z, cap, radius)
+
+    def diameter(self, n: int) -> Tensor:
+        """At most: from ‖c‖ and from the simplex, 2^½ t."""
+        like = example(self, self.kinds, n)
+        cap = torch.linalg.vector_norm(rows(self.cap, like).detach() + like, dim=-1)
+        return torch.minimum(cap, 2**0.5 * columns(self.radius, like).detach().squeeze(-1))
+
+
+@dataclass(frozen=True)
+class Simplex(PolyhedralSet):
+    """{x : x ≥ 0, Σ x_i = t}.
+
+    Args:
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+
+    """
+
+    radius: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER}
+    harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0}
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        radius = columns(self.radius, like)
+        equation = Equation(torch.ones_like(radius), radius)
+        none = torch.full_like(radius, torch.inf)
+        return Facets(torch.zeros_like(radius), none, equations=(equation,))
+
+    def check_values(self) -> None:
+        """radius ≥ 0."""
+        check_not_negative("radius", self.radius)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The centre."""
+        return self.retract(
+            columns(self.radius, like).detach() / like.shape[-1] + torch.zeros_like(like)
+        )
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """All on the smallest entry of g."""
+        radius = columns(self.radius, g).expand_as(g[..., :1])
+        return torch.zeros_like(g).scatter(-1, g.detach().argmin(-1, keepdim=True), radius)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """t · min g."""
+        return columns(self.radius, g).squeeze(-1) * g.amin(-1)
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """t · softmax(−t g / τ)."""
+        radius = columns(self.radius, g)
+        finfo = torch.finfo(g.dtype)
+        scores = radius * (g - g.detach().amin(-1, keepdim=True))
+        # below the rounding of the scores soft and hard are the same
+        floor = (scores.detach().amax(-1, keepdim=True) * finfo.eps).clamp_min(finfo.tiny)
+        return radius * torch.softmax(-scores / floor.clamp_min(temperature), -1)
+
+    def atoms(self) -> Atoms:
+        """The n corners."""
+        return Corners(self.radius)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, or its projection where it is outside by more than rounding, with the right sum."""
+        return _retract(self, x)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """(z − θ)₊ with θ such that the sum is t."""
+        radius = columns(self.radius, z).detach()
+        return (z - _threshold(z, radius)).clamp_min(0)
+
+    def diameter(self, n: int) -> Tensor:
+        """2^½ t, 0 for n = 1."""
+        like = example(self, self.kinds, n)
+        return (2**0.5 if n > 1 else 0.0) * columns(self.radius, like).detach().squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Corners:
+    """The vertices t·e_i of a simplex."""
+
+    radius: Value
+
+    def scores(self, g: Tensor) -> Tensor:
+        """t g_i."""
+        return columns(self.radius, g) * g
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """t · weights."""
+        return columns(self.radius, weights) * weights
+
+    def weights(self, x: Tensor, g: Tensor) -> Tensor:
+        """x, relative to its sum."""
+        total = x.sum(-1, keepdim=True)
+        return torch.where(total > 0, x / torch.where(total > 0, total, 1), 1 / x.shape[-1])
+
+
+def _threshold(z: Tensor, radius: Tensor) -> Tensor:
+    """θ with Σ (z − θ)₊ = t.
+
+    The left side is convex in θ, so that Newton steps climb to the root from any θ below it,
+    such as where the largest entry alone, or all together, would be t.
+    """
+    theta = torch.maximum(
+        z.amax(-1, keepdim=True) - radius, (z.sum(-1, keepdim=True) - radius) / z.shape[-1]
+    )
+    eps = torch.finfo(z.dtype).eps
+    every = 1 if z.device.type == "cpu" else 4
+    for step in range(MOST):
+        rest = torch.sub(z, theta).clamp_min_(0)
+        excess = rest.sum(-1, keepdim=True) - radius
+        change = excess / (rest > 0).sum(-1, keepdim=True).clamp_min(1)
+        theta = theta + change
+        if step % every == 0 and not any_row(change > eps * torch.maximum(theta.abs(), radius)):
+            break
+    return theta
+
+
+def _project(z: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
+    """Onto a capped simplex."""
+    one = torch.ones_like(radius)
+    sack = Knapsack(z, one, torch.zeros_like(radius), cap, radius)
+    at, reach = z.detach(), torch.minimum(cap, radius).detach()
+    high = at.amax(-1, keepdim=True)
+    low = (at - reach).amin(-1, keepdim=True)
+    mean = (at.sum(-1, keepdim=True) - radius.detach()) / z.shape[-1]
+    return sack.at(sack.multiplier(low, high, clipped(mean, low, high)))
+
+
+def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
+    """Within the bounds, and with the right sum to the last digits.
+
+    What the sum is off is taken from the entries that are neither at 0 nor at their cap, each by
+    its share x(c − x), so that no bound is met or left.
+    """
+    lower, upper, _, _, ((_, radius),) = constraint.facets(x).each(lambda v: v.detach().double())
+    at = x.detach()
+    eps = torch.finfo(x.dtype).eps
+    inner = clipped(at.double(), lower, upper)
+    missing = radius - inner.sum(-1, keepdim=True)
+    exact = (missing.abs() <= eps * radius) & (inner == at).all(-1, keepdim=True)
+    if x.device.type == "cpu" and bool(exact.all()):
+        return x
+    far = missing.abs() > eps**0.5 * radius
+    if any_row(far):
+        inner = torch.where(far, clipped(constraint.project(at).double(), lower, upper), inner)
+        missing = radius - inner.sum(-1, keepdim=True)
+    # a cap beyond the radius is none
+    share = inner * (torch.where(upper > radius, 2 * radius, upper) - inner).clamp_min(0)
+    total = share.sum(-1, keepdim=True)
+    inner = inner + torch.where(total > 0, missing / torch.where(total > 0, total, 1), 0) * share
+    inner = torch.where(exact, at, clipped(inner, lower, upper).to(x.dtype))
+    return x + (inner - at) if x.requires_grad else inner
