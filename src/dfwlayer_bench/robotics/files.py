@@ -11,7 +11,7 @@ import os
 import platform
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -93,34 +93,25 @@ def writing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield draft
         draft.replace(path)
-    except Exception as error:
-        draft.unlink(missing_ok=True)
-        reason = _write_failure(error)
-        if reason is None:
-            raise
+    except OSError as error:
         raise FileError(
-            f"could not write {path} ({reason}); what was there before is intact. Make room or "
-            "choose another folder with --out, and run the same command again"
+            f"could not write {path} ({error.strerror or error}); what was there before is intact. "
+            "Make room or choose another folder with --out, and run the same command again"
         ) from error
-
-
-def _write_failure(error: Exception) -> str | None:
-    """Why the system would not write; None for any other error."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # safetensors wraps the system's errors
-    return str(error) if type(error).__name__ == "SafetensorError" else None
+    finally:
+        with suppress(OSError):  # there is none if all went well
+            draft.unlink()
 
 
 def save_arrays(
     path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
 ) -> None:
     """Write named arrays and metadata as a safetensors file."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     with writing(path) as draft:
-        save_file(whole, draft, {ENTRY: json.dumps(metadata)})
+        draft.write_bytes(save(whole, {ENTRY: json.dumps(metadata)}))
 
 
 def load_arrays(path: Path, task: Task) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
