@@ -223,9 +223,13 @@ class FaceSystem:
 
 def tangent_space(free: Tensor, normal: Tensor) -> Tangent:
     """{u : u = 0 off the free set, ⟨a, u⟩ = 0} for a mask (..., n) and a normal a (..., n)."""
+    mask = free.to(normal.dtype)
+    if normal.dtype == torch.float32:  # squares of weights may leave its range
+        length = torch.linalg.vector_norm(normal, dim=-1, keepdim=True, dtype=torch.float64)
+        return Tangent(mask, (normal / length.clamp_min(1e-100)).to(normal.dtype))
     largest = normal.abs().amax(-1, keepdim=True)
-    a = normal / torch.where(largest > 0, largest, 1)  # squares of weights may leave the range
-    return Tangent(free.to(normal.dtype), a * ratio(1.0, root(inner(a, a)), 0.0))
+    a = normal / torch.where(largest > 0, largest, 1)
+    return Tangent(mask, a * ratio(1.0, root(inner(a, a)), 0.0))
 
 
 def sound(u: Tensor) -> Tensor:

@@ -44,17 +44,22 @@ def nearest_l1(z: Tensor, weight: Tensor | None, radius: Tensor) -> Nearest | No
         return None
     active = (w * size).sum(-1, keepdims=True) > t
     pull = size / w
-    delta = pull.max(-1, keepdims=True) - pull
-    order = delta.argsort(-1)
-    square = np.broadcast_to(w * w, wide.shape)
-    sorted_square = np.take_along_axis(square, order, -1)
-    total = (sorted_square * np.take_along_axis(delta, order, -1)).cumsum(-1) + t
-    eta = (total / sorted_square.cumsum(-1)).min(-1, keepdims=True)
+    largest = pull.max(-1, keepdims=True)
+    delta = largest - pull
+    flat = delta.reshape(-1, delta.shape[-1])
+    order = flat.argsort(-1)
+    rows = np.arange(len(flat))[:, None]
+    square = (
+        np.broadcast_to(w * w, delta.shape).reshape(flat.shape)[rows, order].reshape(wide.shape)
+    )
+    ordered = flat[rows, order].reshape(wide.shape)
+    total = (square * ordered).cumsum(-1) + t
+    eta = (total / square.cumsum(-1)).min(-1, keepdims=True)
     reach = np.maximum(eta - delta, 0)
     x = np.where(active, np.copysign(reach * w, wide), wide)
     rounded = _inside(x.astype(given.dtype), w, t)
     # |z| − x = θw on the support; θ is the multiplier
-    multiplier = np.where(active, pull.max(-1, keepdims=True) - eta, 0)
+    multiplier = np.where(active, largest - eta, 0)
     free = np.where(active, rounded != 0, np.broadcast_to(t > 0, x.shape))
     normal = np.where(active, np.sign(x) * w, 0)
     multiplier, normal = multiplier.astype(rounded.dtype), normal.astype(rounded.dtype)
