@@ -217,6 +217,11 @@ def _product_constraints(x, p):
     ]
 
 
+def three_smallest(cost: Tensor) -> Tensor:
+    """The vertex of {0 ≤ x ≤ 1, Σx = 3}."""
+    return torch.zeros_like(cost).scatter(-1, cost.topk(3, largest=False).indices, 1.0)
+
+
 def sum_of_rows(x):
     import cvxpy as cp
 
@@ -261,11 +266,18 @@ CASES |= {
             ({"bound": -torch.ones((), dtype=F64)}, r"sets\[2\]: radius: expected numbers ≥ 0"),
         ),
     ),
+    "CustomSet": SetCase(
+        lambda _gen, _rows: {},
+        lambda _: dfw.CustomSet(vertex=three_smallest),
+        lambda x, _: [x >= 0, x <= 1, sum(x) == 3],
+        lambda x, _: above(-x, x - 1, abs(x.sum() - 3)),
+        pull=1.0,
+    ),
     "Birkhoff": SetCase(
-        lambda gen, rows: {},
-        lambda p: dfw.Birkhoff(4),
-        lambda x, p: [x >= 0, sum_of_rows(x) == 1, sum_of_rows(x.T) == 1],
-        lambda x, p: above(-x, np.abs(x.sum(0) - 1), np.abs(x.sum(1) - 1)),
+        lambda _gen, _rows: {},
+        lambda _: dfw.Birkhoff(4),
+        lambda x, _: [x >= 0, sum_of_rows(x) == 1, sum_of_rows(x.T) == 1],
+        lambda x, _: above(-x, np.abs(x.sum(0) - 1), np.abs(x.sum(1) - 1)),
         shape=(4, 4),
         pull=1.0,
     ),

@@ -4,6 +4,7 @@ from dfwlayer.constraints import (
     Birkhoff,
     Box,
     CappedSimplex,
+    CustomSet,
     Ellipsoid,
     GroupBall,
     KSparse,
@@ -18,7 +19,7 @@ from dfwlayer.constraints import (
     project_l1_box,
 )
 from dfwlayer.layer import DFWLayer
-from dfwlayer.methods import DFW, FrankWolfe, ProjectedNewton
+from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Solution, Status
 from dfwlayer.solve import solve
@@ -29,12 +30,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DFW",
+    "ActiveSet",
     "Anneal",
     "Backtracking",
     "Birkhoff",
     "Box",
     "CappedSimplex",
     "Constant",
+    "CustomSet",
     "DFWLayer",
     "Ellipsoid",
     "ExactStep",

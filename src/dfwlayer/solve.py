@@ -46,7 +46,7 @@ def solve(
         constraint: ``LpBall``, or any other set.
         x0: Start, (*shape) or (B, *shape); a start outside is moved onto the set.
         method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
-            "auto" means), or a method object.
+            "auto" means, unless the set prefers another one), "active-set", or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
             taken; method "auto" then means "dfw"), or "auto": unroll for "dfw", otherwise
             implicit.
@@ -77,6 +77,8 @@ def solve(
         raise ValueError(
             f"constraint: expected a set such as LpBall, got {type(constraint).__name__}"
         )
+    if method == "auto" and differentiate != "unroll":
+        method = getattr(constraint, "preferred_method", method)
     solver, mode, schedule = check_settings(
         method, differentiate, tol, max_steps, step_size, temperature
     )

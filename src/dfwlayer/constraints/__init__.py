@@ -3,6 +3,7 @@
 from dfwlayer.constraints.base import Atoms, Constraint, Face
 from dfwlayer.constraints.birkhoff import Birkhoff
 from dfwlayer.constraints.box import Box
+from dfwlayer.constraints.custom_set import CustomSet
 from dfwlayer.constraints.ellipsoid import Ellipsoid
 from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.k_sparse import KSparse
@@ -19,6 +20,7 @@ __all__ = [
     "Box",
     "CappedSimplex",
     "Constraint",
+    "CustomSet",
     "Ellipsoid",
     "Face",
     "GroupBall",

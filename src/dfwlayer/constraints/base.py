@@ -8,6 +8,8 @@ from typing import Protocol, Self, TypeGuard
 import torch
 from torch import Tensor
 
+from dfwlayer.hull import Hull
+
 __all__ = [
     "Atoms",
     "Constraint",
@@ -15,6 +17,7 @@ __all__ = [
     "RecordableConstraint",
     "constraint_is_direct",
     "constraint_is_shifted",
+    "constraint_knows_hulls",
     "constraint_records",
 ]
 
@@ -163,6 +166,13 @@ class ShiftedConstraint(Constraint, Protocol):
         """The x = c + y of the set for a y of S, both (..., n)."""
 
 
+class HullConstraint(Constraint, Protocol):
+    """A set that knows a face only from points of it."""
+
+    def face_of_hull(self, hull: Hull) -> Face:
+        """The face at the point that is this combination."""
+
+
 class RecordableFace(Face, Protocol):
     """A face that a CUDA graph can find."""
 
@@ -201,6 +211,11 @@ def constraint_is_direct(constraint: Constraint) -> TypeGuard[DirectConstraint]:
 def constraint_is_shifted(constraint: Constraint) -> TypeGuard[ShiftedConstraint]:
     """Whether a set is another one around a centre."""
     return hasattr(constraint, "centred")
+
+
+def constraint_knows_hulls(constraint: Constraint) -> TypeGuard[HullConstraint]:
+    """Whether a set tells a face from points of it."""
+    return hasattr(constraint, "face_of_hull")
 
 
 def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:

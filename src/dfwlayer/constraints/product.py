@@ -52,6 +52,12 @@ class Product:
         object.__setattr__(self, "sets", sets)
         object.__setattr__(self, "sizes", sizes)
 
+    @property
+    def preferred_method(self) -> str:
+        """That of the first set which prefers one."""
+        wishes = (getattr(part, "preferred_method", "auto") for part in self.sets)
+        return next((wish for wish in wishes if wish != "auto"), "auto")
+
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Those of the sets."""
         self._check(shape)

@@ -40,6 +40,11 @@ class Shifted:
             )
         parameters.check(self, KINDS)
 
+    @property
+    def preferred_method(self) -> str:
+        """That of S."""
+        return getattr(self.constraint, "preferred_method", "auto")
+
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of the set and of the centre (B, *shape)."""
         return self.constraint.batch_sizes(shape) | parameters.batch_sizes(self, KINDS, shape)

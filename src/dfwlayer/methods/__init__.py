@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dfwlayer.methods.active_set import ActiveSet
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.methods.dfw import DFW
 from dfwlayer.methods.frank_wolfe import FrankWolfe
@@ -10,6 +11,7 @@ from dfwlayer.methods.projected_newton import ProjectedNewton
 __all__ = [
     "DFW",
     "METHODS",
+    "ActiveSet",
     "FrankWolfe",
     "Method",
     "Outcome",
@@ -19,6 +21,7 @@ __all__ = [
 ]
 
 METHODS: dict[str, Method] = {
+    "active-set": ActiveSet(),
     "auto": ProjectedNewton(),
     "dfw": DFW(),
     "frank-wolfe": FrankWolfe(),

@@ -1,0 +1,44 @@
+"""Frank-Wolfe over an explicit set of active vertices, for sets that only have a vertex."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import constraint_knows_hulls
+from dfwlayer.hull import descend_over_hull
+from dfwlayer.methods.base import Outcome, Problem, Settings
+
+__all__ = ["ActiveSet"]
+
+
+@dataclass(frozen=True)
+class ActiveSet:
+    """Fully corrective Frank-Wolfe, stopped by the gap ≤ tol · |f(x)|.
+
+    It asks the set for nothing but vertices, one per step, and keeps x as a convex combination
+    of those in use: finitely many steps for a quadratic f over a polytope. For a
+    set that has nothing else to offer (`CustomSet`), the implicit gradient is taken along the
+    affine hull of the vertices in use.
+    """
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("implicit",)
+
+    def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+        """See the class."""
+        objective, constraint, unbounded = problem
+        if unbounded is not None:
+            raise ValueError(
+                "method: 'active-set' needs a bounded set, found coordinates without a bound (of "
+                "weight zero); use 'auto'"
+            )
+        with torch.no_grad():
+            found = descend_over_hull(
+                objective, constraint.vertex, x, settings.tol, settings.max_steps
+            )
+        face = constraint.face_of_hull(found.hull) if constraint_knows_hulls(constraint) else None
+        return Outcome(found.x, found.num_steps, found.status, face=face)
