@@ -19,12 +19,16 @@ PATIENCE = 60.0  # seconds in which a layer is timed at most
 
 @dataclass(frozen=True)
 class Timing:
-    """A training step with a layer, in seconds, and against one without, in the same turn."""
+    """A training step with a layer, in seconds, and against one without, in the same turn.
+
+    The ratio is one of CPU times, which other work on the machine does not stretch.
+    """
 
     layer: str
     median: float
     low: float  # first quartile
     high: float  # third quartile
+    cpu: float  # median of the time all cores spent on it
     times_none: float | None  # median of the ratios; None where "none" was not timed
     repeats: int
 
@@ -43,6 +47,7 @@ def time_layers(
     # nothing is ever saved: the folder is only a name
     runs = {name: Imitation(plan, data, name, 0, Path()) for name in layers}
     seconds: dict[str, list[float]] = {name: [] for name in layers}
+    cpu: dict[str, list[float]] = {name: [] for name in layers}
     for name, run in runs.items():
         report(f"warming up {name}")
         for step in range(WARM_UP):
@@ -57,20 +62,21 @@ def time_layers(
                 if sum(seconds[name]) > PATIENCE:
                     continue
                 batch = runs[name].batch(WARM_UP + turn)
-                started = time.perf_counter()
+                started, started_cpu = time.perf_counter(), time.process_time()
                 runs[name].train_once(*batch)
+                cpu[name].append(time.process_time() - started_cpu)
                 seconds[name].append(time.perf_counter() - started)
             gc.collect()
     finally:
         if collecting:
             gc.enable()
-    return [_timing(name, own, seconds.get("none")) for name, own in seconds.items()]
+    return [_timing(name, seconds[name], cpu[name], cpu.get("none")) for name in layers]
 
 
-def _timing(layer: str, seconds: list[float], none: list[float] | None) -> Timing:
+def _timing(layer: str, seconds: list[float], cpu: list[float], none: list[float] | None) -> Timing:
     low, median, high = (
         statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (seconds[0],) * 3
     )
-    ratios = None if none is None else [a / b for a, b in zip(seconds, none, strict=False)]
+    ratios = None if none is None else [a / b for a, b in zip(cpu, none, strict=False)]
     ratio = None if ratios is None else statistics.median(ratios)
-    return Timing(layer, median, low, high, ratio, len(seconds))
+    return Timing(layer, median, low, high, statistics.median(cpu), ratio, len(seconds))

@@ -85,18 +85,18 @@ def _ours(task: Task, ours: Row, rows: Sequence[Row]) -> list[Finding]:
                 f"After {ours.steps} steps: {listed}.",
             )
         )
-    if ours.step_seconds and ours.times_none:
+    if ours.step_cpu_seconds and ours.times_none:
         slower = [
-            f"{row.label} {row.step_seconds / ours.step_seconds:.1f} times that"
+            f"{row.label} {row.step_cpu_seconds / ours.step_cpu_seconds:.1f} times that"
             for row in trained
-            if row.step_seconds and row.layer != NONE
+            if row.step_cpu_seconds and row.layer != NONE
         ]
         found.append(
             Finding(
                 BEYOND,
                 f"{task.name}: a training step with the exact layer takes "
                 f"{ours.times_none:.2f} times one without a layer.",
-                ", ".join([time_text(ours.step_seconds), *slower]) + ".",
+                ", ".join([f"{time_text(ours.step_cpu_seconds)} of CPU time", *slower]) + ".",
             )
         )
     return found

@@ -34,6 +34,7 @@ HEADER = (
     "mean violation",
     "largest violation",
     "training step",
+    "CPU time",
     "× no layer",
     "return",
     "violation rate in the simulator",
@@ -42,8 +43,8 @@ NOTES = (
     "Mean ± standard deviation over the seeds, at the last step, on the whole test set.",
     "A violation is a power above the limit, in float64 and without tolerance; the mean is over "
     "the actions in violation, in the units of the limit.",
-    "Training steps are timed in turns: the median, and the median of the ratios to the step "
-    "without a layer in the same turn.",
+    "Training steps are timed in turns: medians, and the median of the ratios of CPU time to the "
+    "step without a layer in the same turn, which other work on the machine does not stretch.",
 )
 
 
@@ -92,6 +93,7 @@ def rows_of(results: Results) -> list[Row]:
                 mean_violation=statistics.fmean(end["mean_violation"] for end in ends),
                 largest_violation=max(end["largest_violation"] for end in ends),
                 step_seconds=timing.get("median"),
+                step_cpu_seconds=timing.get("cpu"),
                 times_none=timing.get("times_none"),
                 **_in_simulator(results.evaluations, layer),
             )
@@ -149,6 +151,7 @@ def _texts(row: Row) -> list[str]:
         significant(row.mean_violation),
         small(row.largest_violation),
         time_text(row.step_seconds),
+        time_text(row.step_cpu_seconds),
         NOTHING if row.times_none is None else f"{row.times_none:.2f}",
         NOTHING
         if row.episode_return is None

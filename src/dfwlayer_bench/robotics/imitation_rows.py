@@ -31,6 +31,7 @@ class Row:
     mean_violation: float | None = None  # over the actions in violation
     largest_violation: float | None = None
     step_seconds: float | None = None
+    step_cpu_seconds: float | None = None
     times_none: float | None = None
     episode_return: float | None = None
     episode_return_std: float | None = None
