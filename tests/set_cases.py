@@ -169,6 +169,73 @@ CASES = {
 
 
 # ---------------------------------------------------------------------------------------------
+# those, cut by a plane
+
+
+def _in_plane(base):
+    """The parameters of a set, and a plane that meets it."""
+
+    def parameters(gen: Generator, rows: int) -> dict[str, Tensor]:
+        own = base(gen, rows)
+        normal = torch.randn(rows, 8, generator=gen, dtype=F64)
+        # half way between the value at zero, or at the middle of the bounds, and an extreme one
+        if "cap" in own or "lower" not in own:
+            normal = 2 + normal.abs() if "weight" in own else normal
+            return own | {"normal": normal, "level": own["radius"] * normal.mean(-1)}
+        middle = 0.5 * (own["lower"] + own["upper"])
+        return own | {"normal": normal, "level": (normal * middle).sum(-1) + 0.1}
+
+    return parameters
+
+
+def _cut(name):
+    case = CASES[name]
+
+    def constraints(x, p):
+        return [*case.constraints(x, p), p["normal"] @ x == p["level"]]
+
+    def violation(x, p):
+        size = np.abs(p["normal"] * x).sum() + abs(p["level"])
+        return above(case.violation(x, p), abs(p["normal"] @ x - p["level"]) / size)
+
+    return SetCase(
+        _in_plane(case.parameters),
+        lambda p: dfw.PlaneCut(case.build(p), p["normal"], p["level"]),
+        constraints,
+        violation,
+        pull=case.pull,
+        bad=(
+            ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
+            ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
+        ),
+    )
+
+
+CASES |= {f"{name} in a plane": _cut(name) for name in ("Box", "CappedSimplex", "L1Box", "Simplex")}
+
+
+def portfolio(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {"radius": uniform(gen, rows, low=1.2, high=1.8), "level": uniform(gen, rows, high=1.0)}
+
+
+def _portfolio_constraints(x, p):
+    import cvxpy as cp
+
+    return [cp.norm1(x) <= p["radius"], cp.sum(x) == p["level"]]
+
+
+CASES["portfolio with leverage"] = SetCase(
+    portfolio,
+    lambda p: dfw.PlaneCut(dfw.LpBall(1, p["radius"]), level=p["level"]),
+    _portfolio_constraints,
+    lambda x, p: above(
+        np.abs(x).sum() / p["radius"] - 1, abs(x.sum() - p["level"]) / np.abs(x).sum()
+    ),
+    bad=(({"level": 2.0}, "level: expected a number between .*, found 2"),),
+)
+
+
+# ---------------------------------------------------------------------------------------------
 # sets made of others
 
 

@@ -9,6 +9,7 @@ from dfwlayer.constraints.group_ball import GroupBall
 from dfwlayer.constraints.k_sparse import KSparse
 from dfwlayer.constraints.l1_box import L1Box, project_l1_box
 from dfwlayer.constraints.lp_ball import LpBall
+from dfwlayer.constraints.plane_cut import PlaneCut
 from dfwlayer.constraints.product import Product
 from dfwlayer.constraints.schatten_ball import NuclearBall, SchattenBall, SpectralBall
 from dfwlayer.constraints.shifted import Shifted
@@ -28,6 +29,7 @@ __all__ = [
     "L1Box",
     "LpBall",
     "NuclearBall",
+    "PlaneCut",
     "Product",
     "SchattenBall",
     "Shifted",

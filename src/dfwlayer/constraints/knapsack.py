@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import any_row
 
-__all__ = ["Knapsack", "clipped", "spend"]
+__all__ = ["Knapsack", "clipped", "falling_root", "spend"]
 
 FEW = 16  # coordinates, for which all pieces are looked at at once
 MOST = 100  # steps; about 5 are needed, bisection guards the rest
@@ -81,29 +82,59 @@ class Knapsack(NamedTuple):
         theta = torch.lerp(left, right, share.clamp(0, 1))
         return theta + self._newton(*self._excess(theta))  # what rounding left
 
-    def _search(self, low: Tensor, high: Tensor, theta: Tensor) -> Tensor:
+    def _search(self, low: Tensor, high: Tensor, guess: Tensor) -> Tensor:
         """θ by Newton steps, as the excess of many coordinates is nearly smooth."""
-        eps = torch.finfo(self.z.dtype).eps
-        excess, inside = self._excess(theta)
-        rounding = 4 * eps * (excess.abs() + self.total.abs())
-        every = 1 if theta.device.type == "cpu" else 4
-        going = torch.ones_like(excess, dtype=torch.bool)
-        for step in range(MOST):
-            newton = theta + excess / self._width(inside)  # nowhere if flat here
-            low = torch.where(excess >= 0, theta, low)
-            high = torch.where(excess <= 0, theta, high)
-            usable = (newton >= low) & (newton <= high)
-            # the last Newton step is taken as well: on the right piece it is exact
-            ended = (excess.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
-            if step % 6 == 5:  # Newton steps may creep along one side of the bracket
-                usable = usable & ended
-            following = torch.where(usable, newton, torch.where(ended, theta, 0.5 * (low + high)))
-            theta = torch.where(going, following, theta)
-            going = going & ~ended
-            if step % every == 0 and not any_row(going):
-                break
+
+        def evaluate(theta: Tensor) -> tuple[Tensor, Tensor]:
             excess, inside = self._excess(theta)
-        return theta
+            return excess, self._width(inside)
+
+        return falling_root(evaluate, low, high, guess, self.total.abs())
+
+
+def falling_root(
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+    low: Tensor,
+    high: Tensor,
+    guess: Tensor,
+    size: Tensor,
+) -> Tensor:
+    """The root of a falling, piecewise smooth function, one per row, by Newton within a bracket.
+
+    Args:
+        evaluate: θ (..., 1) ↦ the value there and minus its derivative, 0 where it is flat.
+        low: (..., 1), where the value is not negative; −∞ if that is not known.
+        high: (..., 1), where it is not positive; or ∞.
+        guess: (..., 1), where to begin, between the two.
+        size: (..., 1), of the terms the value consists of, for its rounding.
+
+    """
+    eps = torch.finfo(guess.dtype).eps
+    theta = guess
+    value, width = evaluate(theta)
+    rounding = 4 * eps * (value.abs() + size)
+    every = 1 if theta.device.type == "cpu" else 4
+    going = torch.ones_like(value, dtype=torch.bool)
+    for step in range(MOST):
+        newton = theta + value / width  # nowhere if flat here
+        low = torch.where(value >= 0, theta, low)
+        high = torch.where(value <= 0, theta, high)
+        usable = (newton >= low) & (newton <= high) & torch.isfinite(newton)
+        # the last Newton step is taken as well: on the right piece it is exact
+        ended = (value.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
+        middle = 0.5 * (low + high)
+        bracketed = torch.isfinite(middle)
+        if step % 6 == 5:  # Newton steps may creep along one side of the bracket
+            usable = usable & (ended | ~bracketed)
+        # beyond what is known, ever further out
+        beyond = theta + torch.sign(value) * (1 + theta.abs()) * 2.0 ** (step + 1)
+        other = torch.where(ended, theta, torch.where(bracketed, middle, beyond))
+        theta = torch.where(going, torch.where(usable, newton, other), theta)
+        going = going & ~ended
+        if step % every == 0 and not any_row(going):
+            break
+        value, width = evaluate(theta)
+    return theta
 
 
 def clipped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class L1BoxSet(PolyhedralSet):
         """
         facets = self.facets(g).each(Tensor.double)
         lower, upper, weight, radius = _parts(facets.detach())
-        reach = torch.minimum(torch.maximum(upper, -lower), radius / weight).amax(-1, keepdim=True)
+        reach = _reach(lower, upper, weight, radius).amax(-1, keepdim=True)
         far = soften(g, temperature, reach)
         return _project(facets, far).to(g.dtype)
 
@@ -123,7 +123,7 @@ class L1BoxSet(PolyhedralSet):
         like = example(self, self.kinds, n)
         lower, upper, weight, radius = _parts(self.facets(like).detach())
         box = torch.linalg.vector_norm((upper - lower) + like, dim=-1)
-        way = torch.minimum(torch.maximum(upper, -lower), radius / weight)
+        way = _reach(lower, upper, weight, radius)
         share = torch.where(weight > 0, radius * way / weight, torch.inf)
         return torch.minimum(box, 2 * share.amax(-1).sqrt())
 
@@ -136,7 +136,7 @@ class L1Box(L1BoxSet):
         radius: t ≥ 0, a number, a 0-d tensor or (B,).
         weight: w, a number, (n,) or (B, n), None for ones. Only |w| matters; a coordinate whose
             weight is zero is bounded by the box alone.
-        lower: l ≤ 0, a number, (n,) or (B, n).
+        lower: l ≤ 0, a number, (n,) or (B, n); −∞ for no bound, where the weight is not zero.
         upper: u ≥ 0, likewise.
 
     """
@@ -158,6 +158,7 @@ class L1Box(L1BoxSet):
         "lower": -1.0,
         "upper": 1.0,
     }
+    infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
@@ -175,6 +176,17 @@ class L1Box(L1BoxSet):
             raise ValueError(
                 f"lower: expected numbers ≤ 0, found {most:g}; the set has to contain 0"
             )
+        if self.weight is None:
+            return
+        lower, upper, weight = (
+            torch.as_tensor(v).detach() for v in (self.lower, self.upper, self.weight)
+        )
+        endless = torch.isinf(lower) | torch.isinf(upper)
+        if bool((endless & (weight == 0)).any()):
+            raise ValueError(
+                "weight: expected no zero where lower or upper is infinite, as nothing would bound "
+                "that coordinate; give it a weight or bounds"
+            )
 
 
 def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -182,3 +194,9 @@ def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert facets.weight is not None
     assert facets.radius is not None
     return facets.lower, facets.upper, facets.weight, facets.radius
+
+
+def _reach(lower: Tensor, upper: Tensor, weight: Tensor, radius: Tensor) -> Tensor:
+    """The largest |x_i|."""
+    alone = torch.where(weight > 0, radius / weight, torch.inf)
+    return torch.minimum(torch.maximum(upper, -lower), alone)

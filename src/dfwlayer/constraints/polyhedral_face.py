@@ -40,6 +40,11 @@ class Facets(NamedTuple):
             tuple(Equation(change(a), change(b)) for a, b in self.equations),
         )
 
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        parts = (self.lower, self.upper, self.weight, self.radius)
+        return [part for part in parts if part is not None] + [v for e in self.equations for v in e]
+
     def detach(self) -> Facets:
         """As constants."""
         return self.each(Tensor.detach)
