@@ -19,6 +19,7 @@ from dfwlayer_bench.robotics.networks import Actor
 from dfwlayer_bench.robotics.tasks import Task, make_env, power
 
 __all__ = [
+    "EVALUATION",
     "EXPERT_NAME",
     "FRESH_SEED",
     "Evaluation",
@@ -32,6 +33,7 @@ __all__ = [
 
 Act = Callable[[NDArray[Any]], NDArray[np.float32]]  # observations (K, …) to actions (K, …)
 EXPERT_NAME = "expert"
+EVALUATION = "evaluation.json"
 FRESH_SEED = 2_000_000_000  # of the first episode; experts are trained and chosen on others
 
 
@@ -125,7 +127,7 @@ class Policies:
 
     def __init__(self, folder: Path, task: Task, expert: Actor) -> None:
         self.folder, self.task, self.expert = folder, task, expert
-        self.path = folder / "evaluation.json"
+        self.path = folder / EVALUATION
         self.known: dict[str, dict[str, Any]] = {}
         if self.path.exists():
             self.known = json.loads(self.path.read_text(encoding="utf-8"))

@@ -105,7 +105,7 @@ def imitate(
     from dfwlayer_bench.robotics.files import FileError, load_dataset, prepare_folder
     from dfwlayer_bench.robotics.imitate import Plan
     from dfwlayer_bench.robotics.imitate import split as split_data
-    from dfwlayer_bench.robotics.imitation_run import Job, imitate_all, time_all, write_all
+    from dfwlayer_bench.robotics.imitation_run import Job, imitate_all, note, time_all, write_all
     from dfwlayer_bench.robotics.layers import LAYERS
 
     names, numbers = _layers(layers), _seeds(seeds, quick)
@@ -134,6 +134,7 @@ def imitate(
             "batch_size": batch_size,
             "learning_rate": learning_rate,
         }
+        note(folder, chosen, about)
         ended = True
         try:
             timed = repeats or (QUICK_REPEATS if quick else REPEATS)
@@ -141,7 +142,7 @@ def imitate(
             imitate_all(plan, samples, jobs, folder, console)
         except KeyboardInterrupt:
             ended = False
-        document = write_all(folder, chosen, names, numbers, about)
+        document = write_all(folder, chosen, names, numbers)
     except FileError as error:
         return refuse(console, error)
     _show(document, console, folder)

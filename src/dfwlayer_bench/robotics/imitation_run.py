@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from dfwlayer_bench.bench_machine import describe
 from dfwlayer_bench.bench_progress import progress
 from dfwlayer_bench.reproduce_document import Document, Picture
-from dfwlayer_bench.robotics.evaluate import EXPERT_NAME, FRESH_SEED, Policies, roll_out_together
+from dfwlayer_bench.robotics.evaluate import (
+    EVALUATION,
+    EXPERT_NAME,
+    FRESH_SEED,
+    Policies,
+    roll_out_together,
+)
 from dfwlayer_bench.robotics.expert_run import board
 from dfwlayer_bench.robotics.files import FileError, versions, writing
 from dfwlayer_bench.robotics.imitate import Imitation, Plan, Split, Step, run_file
@@ -29,6 +35,7 @@ __all__ = [
     "animate",
     "evaluate_all",
     "imitate_all",
+    "note",
     "time_all",
     "trace_power",
     "trained",
@@ -90,13 +97,15 @@ def _train(run: Imitation, bar: Any) -> None:
 def time_all(
     plan: Plan, data: Split, layers: Sequence[str], repeats: int, folder: Path, console: Console
 ) -> None:
-    """Time the layers together, unless just that was done before."""
+    """Time the layers together, unless all of them have been; those timed before join in."""
     path = folder / TIMING
     known = _read(path)
-    if known and all(known.get(name, {}).get("repeats", 0) for name in layers):
+    if set(layers) <= set(known):
         return
+    wanted = {"none", *known, *layers}
+    together = [name for name, row in LAYERS.items() if name in wanted and not row.missing()]
     with console.status("Timing") as status:
-        found = time_layers(plan, data, layers, repeats, lambda text: status.update(text))
+        found = time_layers(plan, data, together, repeats, lambda text: status.update(text))
     with writing(path) as draft:
         content = {timing.layer: asdict(timing) for timing in found}
         draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -142,27 +151,19 @@ def _title(layer: str) -> str:
     return LAYERS[layer].label if layer in LAYERS else layer
 
 
-def write_all(
-    folder: Path,
-    task: Task,
-    layers: Sequence[str],
-    seeds: Sequence[int],
-    about: dict[str, Any] | None = None,
-) -> Document:
-    """Everything the folder knows, as figures and a report.
+def note(folder: Path, task: Task, about: dict[str, Any]) -> None:
+    """Keep how an imitation is made, where the report will look for it."""
+    whole = about | {"task": task.name, "machine": describe("cpu"), "versions": versions()}
+    with writing(folder / ABOUT) as draft:
+        draft.write_text(json.dumps(whole, indent=1), encoding="utf-8")
 
-    ``about`` is how the imitation was made, which later commands find in the folder.
-    """
-    path = folder / ABOUT
-    if about is None:
-        about = _read(path)
-    else:
-        about |= {"task": task.name, "machine": describe("cpu"), "versions": versions()}
-        with writing(path) as draft:
-            draft.write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+def write_all(folder: Path, task: Task, layers: Sequence[str], seeds: Sequence[int]) -> Document:
+    """Everything the folder knows, as figures and a report."""
     runs = read_runs(folder, task, list(LAYERS), _seeds(folder, seeds))
-    evaluations = _read(folder / "evaluation.json")
+    evaluations = _read(folder / EVALUATION)
     missing = {name: why for name in layers if (why := LAYERS[name].missing())}
+    about = _read(folder / ABOUT)
     results = Results(task, runs, _read(folder / TIMING), evaluations, missing, about)
     pictures = draw_curves(folder, task, runs)
     if (folder / f"{POWER.name}.png").exists():
