@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.leading import LARGE, low_rank, norm_bound, shrunk, top_pair
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
 from dfwlayer.constraints.schatten_face import SchattenFace, SpectralFace
@@ -146,11 +147,23 @@ class SchattenBall:
 
         p = 1: −t u₁v₁ᵀ, the top singular pair. p = ∞: −t UVᵀ.
         """
-        return self._flat(spectral_function(self._matrix(g), self._ball.vertex))
+        matrix = self._matrix(g)
+        if self._thin(matrix) and not g.requires_grad:
+            top = top_pair(matrix)
+            return self._flat(top.product(self._ball.vertex(top.values)))
+        return self._flat(spectral_function(matrix, self._ball.vertex))
 
     def lowest(self, g: Tensor) -> Tensor:
-        """−t ‖σ(g)‖_q with 1/p + 1/q = 1."""
-        return self._ball.lowest(factors(self._matrix(g)).values)
+        """−t ‖σ(g)‖_q with 1/p + 1/q = 1.
+
+        For large matrices and p = 1 a lower bound, off by rounding, so that gaps are never too
+        small: see `dfwlayer.constraints.leading.norm_bound`.
+        """
+        matrix = self._matrix(g)
+        if self._thin(matrix) and bool(torch.isfinite(g.sum())):
+            largest = norm_bound(matrix, top_pair(matrix).values[..., 0])
+            return -self._radius * largest.to(g.dtype)
+        return self._ball.lowest(factors(matrix).values)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """For p = 1 the mean of ±t u_i v_iᵀ with weights ∝ exp(∓t σ_i/τ); else the vertex.
@@ -190,7 +203,13 @@ class SchattenBall:
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """U diag(s) Vᵀ with s the projection of the singular values."""
-        at = factors(self._matrix(z))
+        matrix = self._matrix(z)
+        if self._thin(matrix):
+            guess = None if near is None else self._matrix(near)
+            found = shrunk(matrix, guess, self._ball.project)
+            if found is not None:
+                return self._flat(found.product(found.values))
+        at = factors(matrix)
         values = self._ball.project(at.values)
         same = (values == at.values).all(-1, keepdim=True)
         return torch.where(same, z, self._flat(at.product(values)))
@@ -207,7 +226,7 @@ class SchattenBall:
 
         What a coordinate and its slope are there are here σ_i and ⟨u_i v_iᵀ, g⟩.
         """
-        at = self._snapped(factors(self._matrix(x)))
+        at = self._snapped(self._factors(self._matrix(x)))
         slope = self._matrix(g)
         if self.p == torch.inf:
             at = self._turned(at, slope)
@@ -239,11 +258,21 @@ class SchattenBall:
         outside = outside - (outside @ at.right) @ at.right.mT
         least = torch.where(alive, (at.values / size) ** (self.p - 1), 1).amin(-1, keepdim=True)
         most = (multiplier * least).unsqueeze(-1)
-        largest = factors(outside).values[..., :1].unsqueeze(-1)
+        top = top_pair(outside, most[..., 0, 0]) if self._thin(outside) else factors(outside)
+        largest = top.values[..., :1].unsqueeze(-1)
         # away from a solution x may be of too low a rank, and W too large; then the curvature
         # would be negative, which is for f alone to be
         shrink = torch.where(largest > most, most / torch.where(largest > 0, largest, 1), 1)
         return outside * shrink
+
+    def _thin(self, matrix: Tensor) -> bool:
+        """Whether a few singular values are enough, and quicker than all."""
+        return self.p == 1 and min(matrix.shape[-2:]) >= LARGE
+
+    def _factors(self, matrix: Tensor) -> Factors:
+        """All factors, or those of a large matrix of low rank."""
+        found = low_rank(matrix) if self._thin(matrix) else None
+        return factors(matrix) if found is None else found.at
 
     def _snapped(self, at: Factors) -> Factors:
         """Singular values without rounding: zeros are zero, and what is at the bound is on it."""
@@ -278,7 +307,13 @@ class SchattenBall:
 
     def _size(self, x: Tensor) -> Tensor:
         """‖σ(x)‖_p in double precision."""
-        return scaled_norm(factors(self._matrix(x.double())).values, self.p)
+        matrix = self._matrix(x.double())
+        found = low_rank(matrix) if self._thin(matrix) else None
+        if found is None:
+            return scaled_norm(factors(matrix).values, self.p)
+        # all that is beside the factors, with the largest nuclear norm it can have
+        rest: Tensor = min(matrix.shape[-2:]) ** 0.5 * found.remainder
+        return found.at.values.sum(-1) + rest
 
     def _matrix(self, x: Tensor) -> Tensor:
         if not self._bound or self.shape is None:

@@ -49,11 +49,20 @@ class SchattenFace:
     def restrict(self, v: Tensor) -> Tensor:
         """v without the part beside both U and V, for p < 2 and an active constraint."""
         if self.p < 2:
-            matrix = self._matrix(v)
-            beside = matrix - self.at.left @ (self.at.left.mT @ matrix)
-            beside = beside - (beside @ self.at.right) @ self.at.right.mT
-            v = torch.where(self._active, v - self._flat(beside), v)
-        return torch.where(self.frozen, 0, v)
+            left, _, right = self.at
+            along, across, down = split(self._matrix(v), left, right)
+            inside = self._flat(_spanned(left, across + along @ right.mT, down, right))
+            v = inside if self._everywhere else torch.where(self._active, inside, v)
+        return v if self._moving else torch.where(self.frozen, 0, v)
+
+    @cached_property
+    def _everywhere(self) -> bool:
+        """Whether the constraint is active in every problem; a look saves large matrices a copy."""
+        return bool(self._active.all())
+
+    @cached_property
+    def _moving(self) -> bool:
+        return not bool(self.frozen.any())
 
     @cached_property
     def normals(self) -> tuple[Tensor, ...]:
@@ -74,7 +83,7 @@ class SchattenFace:
             inverse = self.alive / values
             beside = beside - inverse.unsqueeze(-1) * (down.mT @ self.outside)
             below = below - (self.outside @ across.mT) * inverse.unsqueeze(-2)
-        out = left @ (core @ right.mT + beside) + below @ right.mT
+        out = _spanned(left, core @ right.mT + beside, below, right)
         if self.p == 2:  # the one p with a finite curvature in what is beside both
             matrix = self._matrix(v)
             rest = matrix - left @ (along @ right.mT + across) - down @ right.mT
@@ -122,6 +131,11 @@ class SchattenFace:
 
     def _flat(self, v: Tensor) -> Tensor:
         return v.flatten(-2)
+
+
+def _spanned(left: Tensor, across: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """U·across + down·Vᵀ, in one pass over the result."""
+    return torch.cat((left, down), -1) @ torch.cat((across, right.mT), -2)
 
 
 @dataclass(frozen=True)
