@@ -236,3 +236,14 @@ def test_p_next_to_one_and_to_infinity():
         b = dfw.solve(objective, dfw.LpBall(q, t, w), method="frank-wolfe", max_steps=300)
         error = (a.value - b.value).abs()
         assert (error <= a.gap + b.gap + 1e-4 * a.value.abs()).all()
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_rounding_is_no_lack_of_convexity(p):
+    """Among many small problems some have minima inside, where the gradient is all rounding."""
+    torch.manual_seed(0)
+    R = torch.randn(10_000, 5, 5)
+    P = R.mT @ R + 0.1 * torch.eye(5)
+    q, radius = torch.randn(10_000, 5), 3 * torch.rand(10_000)
+    sol = dfw.DFWLayer(p=p).solve(P, q, radius=radius)
+    assert not (sol.status == Status.NOT_CONVEX).any()

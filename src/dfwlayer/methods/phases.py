@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -29,8 +29,9 @@ from dfwlayer.linalg import (
     select,
 )
 from dfwlayer.methods.base import Problem
+from dfwlayer.objectives.quadratic import Factor
 
-__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting"]
+__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
 
 
 @dataclass
@@ -61,7 +62,9 @@ class Iterate:
 
     def rounding(self) -> Scalar:
         """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""
-        size = root(inner(self.gradient, self.gradient))
+        # at a minimum inside the set the gradient is small, but not the terms it is the sum of
+        size = self.steepest * root(inner(self.x, self.x))
+        size = size + root(inner(self.gradient, self.gradient))
         count: int = self.x.shape[-1]
         return 16 * torch.finfo(self.x.dtype).eps * math.sqrt(count) * size
 
@@ -76,6 +79,19 @@ class Iterate:
 def all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
     """Whether per-problem numbers and masks are tensors, not plain numbers."""
     return all(isinstance(value, Tensor) for value in values)
+
+
+def rows_of(state: Any, index: Tensor) -> Any:
+    """Part of a state: the rows at these positions of all tensors in it."""
+    if isinstance(state, Tensor):
+        return state[index]
+    if isinstance(state, Iterate | Spectral | Accelerated | Splitting):
+        return replace(state, **{k: rows_of(v, index) for k, v in vars(state).items()})
+    if isinstance(state, Factor):
+        return state.rows(index)
+    if type(state) is tuple:
+        return tuple(rows_of(part, index) for part in state)
+    return state
 
 
 def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
