@@ -182,6 +182,15 @@ class LpBall:
             weight = torch.where(bad.unsqueeze(-1), 1, weight)
         return LpBall(self.p, radius, weight, _bound=True)
 
+    def rows(self, index: Tensor) -> LpBall:
+        """The sets of the problems at these positions."""
+        radius, weight = self._radius, self.weight
+        if radius.dim() == 1 and len(radius) > 1:
+            radius = radius[index]
+        if weight is not None and weight.dim() == 2 and len(weight) > 1:
+            weight = weight[index]
+        return replace(self, radius=radius, weight=weight)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

@@ -26,6 +26,15 @@ class Problem(NamedTuple):
     constraint: Constraint
     unbounded: Tensor | None  # mask of the coordinates the set does not bound
 
+    def rows(self, index: Tensor) -> Problem | None:
+        """The problems at these positions, None where objective or set cannot be taken apart."""
+        if not (hasattr(self.objective, "rows") and hasattr(self.constraint, "rows")):
+            return None
+        unbounded = self.unbounded
+        if unbounded is not None and unbounded.dim() == 2 and len(unbounded) > 1:
+            unbounded = unbounded[index]
+        return Problem(self.objective.rows(index), self.constraint.rows(index), unbounded)
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -29,13 +30,14 @@ from dfwlayer.linalg import (
     select_mask,
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep
+from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.objectives.base import diagonal_of
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
 
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
+SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
 RECORDED_STEPS = 20  # of conjugate gradients in a CUDA graph, which cannot end early
 
@@ -142,7 +144,15 @@ class _Rounds:
         if self.settings.warm and any_row(going):
             self.polish(going, ask=2)
             self.judge(going)
+        return self._go_on()
+
+    def _go_on(self) -> Outcome:
+        """Round by round; once few problems are left, without the others."""
+        few: tuple[Tensor, _Rounds] | None = None
         while any_row(going := self._going()):
+            few = self._few(going)
+            if few is not None:
+                break
             # an exact solve that paid off may have left something to a second one
             again = self.close | (self.exact & (self.stalled < 1))
             searching = select_mask(again, False, going)
@@ -156,7 +166,31 @@ class _Rounds:
         self._look_back()
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
         steps = self.settings.max_steps - maximum(self.at.left, 0.0)
-        return Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
+        out = Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
+        if few is None:
+            return out
+        index, rest = few[0], few[1]._go_on()
+        return Outcome(
+            out.x.index_copy(0, index, rest.x),
+            out.num_steps.index_copy(0, index, rest.num_steps),
+            out.status.index_copy(0, index, rest.status),
+        )
+
+    def _few(self, going: Mask) -> tuple[Tensor, _Rounds] | None:
+        """The problems that go on and where they are, if they are a small part of the batch."""
+        if not isinstance(going, Tensor) or going.dim() < 2 or recording(going):
+            return None
+        if len(going) < SHARE or int(going.sum()) > len(going) // SHARE:
+            return None
+        index = going.squeeze(-1).nonzero().squeeze(-1)
+        problem = self.problem.rows(index)
+        if problem is None:
+            return None
+        part = copy(self)
+        for name, value in vars(self).items():
+            setattr(part, name, rows_of(value, index))
+        part.problem = part.at.problem = problem
+        return index, part
 
     def _look_back(self) -> None:
         """Convexity along the whole way: ⟨∇f(x) − ∇f(x₀), x − x₀⟩ ≥ 0."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -124,6 +124,12 @@ class LeastSquares:
         b = where_rows(~bad, self.b.expand(len(bad), -1), 0)
         A = torch.where(bad[:, None, None], 0, self.A) if self.A.dim() == 3 else self.A
         return LeastSquares(A, b, _bound=True)
+
+    def rows(self, index: Tensor) -> LeastSquares:
+        """The problems at these positions."""
+        A, b = self.A, self.b
+        A = A[index] if A.dim() == 3 else A
+        return replace(self, A=A, b=b[index] if b.dim() == 2 and len(b) > 1 else b)
 
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """A x."""

@@ -177,6 +177,13 @@ class Quadratic:
             P = torch.where(bad[:, None, None], eye, P)
         return Quadratic(P, q)
 
+    def rows(self, index: Tensor) -> Quadratic:
+        """The problems at these positions."""
+        P, q = self.P, self.q
+        if P is not None and P.dim() == 3:
+            P = P[index]
+        return replace(self, P=P, q=q[index] if q.dim() == 2 and len(q) > 1 else q)
+
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
         """P x."""
         if self.P is None:
@@ -222,14 +229,7 @@ class Quadratic:
         factor, info = torch.linalg.cholesky_ex(matrix)
         if bool(info.any()):
             return None
-        if P.dim() == 2:
-
-            def solve(v: Tensor) -> Tensor:
-                columns = v.unsqueeze(-1) if v.dim() == 1 else v.mT
-                return _substitute(factor, columns).mT.reshape(v.shape)
-
-            return solve, rho
-        return (lambda v: _substitute(factor, v.unsqueeze(-1)).squeeze(-1)), rho
+        return Factor(factor), rho
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""
@@ -277,6 +277,22 @@ class Quadratic:
         if self.P.dim() == 2:
             low, high = low[0], high[0]
         return Curvature(low, torch.minimum(high, bound))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """v ↦ (L Lᵀ)⁻¹ v of a triangular L, (n, n) or (B, n, n)."""
+
+    lower: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if self.lower.dim() == 3 or v.dim() == 1:
+            return _substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
+        return _substitute(self.lower, v.mT).mT
+
+    def rows(self, index: Tensor) -> Factor:
+        """The same for the problems at these positions."""
+        return Factor(self.lower[index]) if self.lower.dim() == 3 else self
 
 
 def _substitute(factor: Tensor, v: Tensor) -> Tensor:
