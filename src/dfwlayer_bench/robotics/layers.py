@@ -29,8 +29,9 @@ __all__ = ["LAYERS", "LastLayer", "Limit", "find_layer"]
 Limit = Callable[[Tensor, Tensor, float], Tensor]  # μ (B, n), ω (B, n), limit -> x (B, n)
 INSTALL = "pip install 'dfwlayer[bench]'"
 
-# the published settings for robots: the cap ends before an annealed temperature would change
-PAPER: dict[str, Any] = {"method": "dfw", "max_steps": 10, "temperature": 0.1, "tol": 1e-4}
+# The published settings for robots. β = 0.1 multiplies the gradient, so the temperature is 10; the
+# cap ends before it would be annealed.
+PAPER: dict[str, Any] = {"method": "dfw", "max_steps": 10, "temperature": 10.0, "tol": 1e-4}
 ANNEALED: dict[str, Any] = {"method": "dfw", "tol": 1e-4}
 # a dense adjoint is exact at this size, and faster than the default, LSQR, which is not
 CVXPY: dict[str, Setting] = {**SCS, "mode": "dense"}
