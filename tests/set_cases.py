@@ -4,8 +4,11 @@ What is right is said here a second time, apart from the library: the set as con
 and how far a point is outside, in NumPy.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -284,6 +287,18 @@ def _product_constraints(x, p):
     ]
 
 
+@lru_cache
+def documented(page: str, name: str) -> Any:
+    """What a page of the documentation defines, by running its code."""
+    text = (Path(__file__).parents[1] / "docs" / page).read_text()
+    namespace = {"__name__": "documented"}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(block, namespace)  # the page's own code, which is also run as it stands
+        if name in namespace:
+            return namespace[name]
+    raise ValueError(f"name: docs/{page} defines no {name}")
+
+
 def three_smallest(cost: Tensor) -> Tensor:
     """The vertex of {0 ≤ x ≤ 1, Σx = 3}."""
     return torch.zeros_like(cost).scatter(-1, cost.topk(3, largest=False).indices, 1.0)
@@ -339,6 +354,14 @@ CASES |= {
         lambda x, _: [x >= 0, x <= 1, sum(x) == 3],
         lambda x, _: above(-x, x - 1, abs(x.sum() - 3)),
         pull=1.0,
+    ),
+    "Ascending of docs/extending.md": SetCase(
+        lambda gen, rows: {"top": uniform(gen, rows)},
+        lambda p: documented("extending.md", "Ascending")(p["top"]),
+        lambda x, p: [x[0] >= 0, x[1:] >= x[:-1], x[-1] <= p["top"]],
+        lambda x, p: above(-x[0], x[:-1] - x[1:], x[-1] - p["top"]) / p["top"],
+        pull=3.0,
+        bad=(({"top": -1.0}, "top: expected numbers ≥ 0, found -1"),),
     ),
     "Birkhoff": SetCase(
         lambda _gen, _rows: {},

@@ -70,20 +70,41 @@ def assign_one(cost: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def potentials(cost: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """u, v (..., n) with c_ij − u_i − v_j ≥ 0, and 0 on a permutation of least cost.
+    """u, v (..., n) with c_ij − u_i − v_j = 0 on a permutation of least cost, > 0 elsewhere.
 
-    Giving row i the column of row k costs W_ik = c_i,σ(k) − c_i,σ(i); there is no cycle that pays,
-    so shortest paths y with y_k ≤ y_i + W_ik exist, and are found by relaxing n times.
+    (If it is the only one; ≥ 0 otherwise.) Giving row i the column of row k costs
+    W_ik = c_i,σ(k) − c_i,σ(i), and no cycle of such exchanges pays. With half the mean of the
+    cheapest cycle taken off every W still none does, so there are shortest paths y with
+    y_k ≤ y_i + W_ik, which leave that half to spare; they are found by relaxing n times.
     """
     n = cost.shape[-1]
     own = cost.gather(-1, columns.unsqueeze(-1))
     exchange = cost.gather(-1, columns.unsqueeze(-2).expand_as(cost)) - own
-    y = torch.zeros_like(own)  # (..., n, 1)
+    staying = torch.eye(n, dtype=torch.bool, device=cost.device)
+    exchange = exchange.masked_fill(staying, torch.inf)
+    exchange = exchange - 0.5 * _cheapest_mean(exchange)[..., None, None]
+    y = torch.zeros_like(own).squeeze(-1)
     for _ in range(n):
-        y = torch.minimum(y, (y + exchange).amin(-2).unsqueeze(-1))
-    y = y.squeeze(-1)
+        y = torch.minimum(y, _walk(y, exchange))
     v = torch.zeros_like(y).scatter(-1, columns, y)
     return own.squeeze(-1) - y, v
+
+
+def _cheapest_mean(cost: Tensor) -> Tensor:  # (..., n, n) -> (...)
+    """The least mean cost of a cycle over two or more places, by Karp's formula; 0 for n = 1."""
+    n = cost.shape[-1]
+    if n == 1:
+        return torch.zeros_like(cost[..., 0, 0])
+    walks = [torch.zeros_like(cost[..., 0])]  # the cheapest walks of each length, by their end
+    for _ in range(n):
+        walks.append(_walk(walks[-1], cost))
+    means = [(walks[-1] - walk) / (n - k) for k, walk in enumerate(walks[:-1])]
+    return torch.stack(means).amax(0).amin(-1).clamp_min(0)
+
+
+def _walk(y: Tensor, cost: Tensor) -> Tensor:
+    """min_i y_i + c_ik for each k."""
+    return (y.unsqueeze(-1) + cost).amin(-2)
 
 
 def sinkhorn(

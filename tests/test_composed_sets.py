@@ -1,0 +1,188 @@
+"""What sets that are made of others, or of a function, owe beyond the table of sets."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import dfwlayer as dfw
+from dfwlayer.constraints.assignment import assign_one, potentials
+from helpers import F64, lp_norm
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_a_small_ball_far_away(p, dtype):
+    """Feasible in the dtype's own numbers, though x is rounded by more than the radius's eps."""
+    gen = torch.Generator().manual_seed(0)
+    centre = (1000 * torch.randn(20, 6, generator=gen, dtype=F64)).to(dtype)
+    weight = (0.5 + torch.rand(6, generator=gen, dtype=F64)).to(dtype)
+    q = torch.randn(20, 6, generator=gen, dtype=F64).to(dtype)
+    for P in (None, torch.eye(6, dtype=dtype) + 0.1):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(p, 0.5, weight, centre=centre))
+        size = lp_norm(weight.double() * (sol.x.double() - centre.double()), p)
+        assert (size <= 0.5 * (1 + 4 * torch.finfo(dtype).eps)).all()
+        assert sol.converged.all()
+
+
+def test_a_centre_is_a_change_of_variables():
+    """argmin of f(x) around c is c + argmin of f(c + y) around zero; the layer takes it, too."""
+    gen = torch.Generator().manual_seed(1)
+    R = torch.randn(8, 8, generator=gen, dtype=F64)
+    P, q, c = R @ R.mT + torch.eye(8), *torch.randn(2, 5, 8, generator=gen, dtype=F64)
+    for p in (1.0, 2.0, math.inf):
+        layer = dfw.DFWLayer(p, tol=1e-12)
+        want = c + layer(P, q + c @ P, radius=0.7)
+        torch.testing.assert_close(layer(P, q, radius=0.7, centre=c), want, rtol=1e-7, atol=1e-8)
+        ball = dfw.LpBall(p, torch.tensor(0.7, dtype=F64), centre=c)
+        assert isinstance(ball, dfw.Shifted)
+        assert (ball.violation(want) <= 1e-12).all()
+        assert (ball.violation(want + 2) > 0.1).all()
+
+
+def test_second_derivatives_in_the_centre():
+    gen = torch.Generator().manual_seed(2)
+    q, c = (v.requires_grad_() for v in 2 * torch.randn(2, 5, generator=gen, dtype=F64))
+
+    def x(q, c):
+        return dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(2, 0.7, centre=c), tol=1e-13).x
+
+    assert torch.autograd.gradgradcheck(x, (q, c), eps=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6])
+def test_assignment_against_all_permutations(n):
+    rng = np.random.default_rng(n)
+    for k in range(20):
+        # whole numbers have ties
+        cost = rng.standard_normal((n, n)) if k % 2 else rng.integers(0, 3, (n, n)).astype(float)
+        found = assign_one(cost)
+        rows = np.arange(n)
+        best = min(cost[rows, list(p)].sum() for p in itertools.permutations(range(n)))
+        assert cost[rows, found].sum() == pytest.approx(best, abs=1e-12)
+        vertex = dfw.Birkhoff(n).vertex(torch.from_numpy(cost).flatten())
+        assert float(vertex @ torch.from_numpy(cost).flatten()) == pytest.approx(best, abs=1e-12)
+        u, v = potentials(torch.from_numpy(cost), torch.from_numpy(found))
+        reduced = torch.from_numpy(cost) - u[:, None] - v
+        assert reduced.min() >= -1e-12
+        assert reduced[rows, found].abs().max() <= 1e-12
+        if k % 2 and n > 1:  # only one is best
+            reduced[rows, found] = 1.0
+            assert reduced.min() > 1e-6
+
+
+def test_soft_permutations():
+    """Doubly stochastic at every temperature, the best permutation when it is cold."""
+    cost = torch.randn(6, 25, dtype=F64)
+    ball = dfw.Birkhoff(5)
+    for temperature in (10.0, 1.0, 0.1, 1e-3, 0.0):
+        soft = ball.soft_vertex(cost, temperature)
+        assert (ball.violation(soft) <= 1e-14).all()
+    torch.testing.assert_close(soft, ball.vertex(cost), rtol=0, atol=1e-6)
+    hot = ball.soft_vertex(cost, 1e6)
+    torch.testing.assert_close(hot, torch.full_like(hot, 0.2), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3, 1e6])
+def test_projection_onto_birkhoff(scale):
+    """⟨Z − X, Y − X⟩ ≤ 0 for all Y of the set, the worst of which is a permutation."""
+    gen = torch.Generator().manual_seed(3)
+    z = scale * torch.randn(10, 64, generator=gen, dtype=F64)
+    ball = dfw.Birkhoff(8)
+    x = ball.retract(ball.project(z))
+    assert (ball.violation(x) <= 1e-14).all()
+    away = x - z
+    gap = (away * x).sum(-1) - ball.lowest(away)
+    assert (gap <= 2e-11 * (1 + scale)).all()
+
+
+def test_retract_keeps_zeros():
+    x = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])
+    off = x * (1 + 1e-5 * torch.randn(3, 3))
+    back = dfw.Birkhoff(3).retract(off.flatten()).reshape(3, 3)
+    assert ((back == 0) == (x == 0)).all()
+    assert (back.double().sum(0) - 1).abs().max() <= 1e-7
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-4)
+
+
+def l1_vertex(cost):
+    best = cost.abs().argmax(-1, keepdim=True)
+    return torch.zeros_like(cost).scatter(-1, best, -torch.sign(cost.gather(-1, best)))
+
+
+def test_a_function_instead_of_a_set():
+    """The same solution, gap and gradient as the set in the library, for f quadratic or not."""
+    gen = torch.Generator().manual_seed(4)
+    A = torch.randn(30, 8, generator=gen, dtype=F64, requires_grad=True)
+
+    def loss(x, A):
+        return torch.nn.functional.softplus(x @ A.mT).sum(-1)
+
+    for objective in (
+        dfw.LeastSquares(A, torch.randn(3, 30, generator=gen, dtype=F64)),
+        dfw.Smooth(loss, A, shape=(8,)),
+    ):
+        custom = dfw.solve(objective, dfw.CustomSet(l1_vertex), tol=1e-13)
+        ball = dfw.solve(objective, dfw.LpBall(1), tol=1e-13)
+        torch.testing.assert_close(custom.x, ball.x, rtol=1e-7, atol=1e-8)
+        weights = torch.randn(custom.x.shape, generator=gen, dtype=F64)
+        got, want = (torch.autograd.grad((s.x * weights).sum(), A)[0] for s in (custom, ball))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_batched_oracle_and_other_methods():
+    q = torch.randn(4, 6, dtype=F64)
+    objective = dfw.Quadratic(torch.eye(6, dtype=F64), q)
+    want = dfw.solve(objective, dfw.LpBall(1), tol=1e-12).x
+    batched = dfw.CustomSet(l1_vertex, batched=True)
+    for method, atol in {"auto": 1e-7, "projected-newton": 1e-7, "frank-wolfe": 0.1}.items():
+        sol = dfw.solve(objective, batched, method=method, tol=1e-12, max_steps=200)
+        torch.testing.assert_close(sol.x, want, rtol=0, atol=atol)
+    within = dfw.solve(dfw.Quadratic(None, q), dfw.Product([batched, dfw.LpBall(2)], [4, 2]))
+    assert (within.x[:, :4].abs().sum(-1) <= 1 + 1e-12).all()
+    assert within.converged.all()
+
+
+def test_soft_vertices_of_a_function():
+    """The mean over noise, whose derivative is that of the mean: against many more samples."""
+    cost = torch.tensor([0.1, -0.2, 0.3], dtype=F64, requires_grad=True)
+    few = dfw.CustomSet(l1_vertex, batched=True, samples=4000)
+    (slope,) = torch.autograd.grad(few.soft_vertex(cost, 0.5)[0], cost)
+    gen = torch.Generator().manual_seed(9)
+    noise = 0.5 * torch.randn(200000, 3, generator=gen, dtype=F64)
+    with torch.no_grad():
+        for i in range(3):
+            d = 0.1 * torch.eye(3, dtype=F64)[i]
+            up, down = (l1_vertex(cost + s * d + noise)[:, 0].mean() for s in (1, -1))
+            assert float(slope[i]) == pytest.approx(float(up - down) / 0.2, abs=0.1)
+    sol = dfw.solve(dfw.Quadratic(None, cost), dfw.CustomSet(l1_vertex), method="dfw", tol=0.0)
+    assert sol.x.abs().sum() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dfw.CustomSet(3), "vertex: expected a function of the cost, got int"),
+        (lambda: dfw.CustomSet(l1_vertex, samples=0), "samples: expected an integer ≥ 1, got 0"),
+        (lambda: dfw.CustomSet(lambda c: c[:2]), r"vertex: expected a tensor of the cost's shape"),
+        (lambda: dfw.CustomSet(lambda c: c * torch.nan), "vertex: returned NaN or infinity"),
+        (lambda: dfw.Birkhoff(0), "n: expected an integer ≥ 1, got 0"),
+        (lambda: dfw.Birkhoff(3), r"n: 3 goes with variables of shape \(3, 3\) or \(9,\)"),
+        (lambda: dfw.Product([], []), "sizes: expected one for each of the sets, got 0 for 0"),
+        (lambda: dfw.Product([dfw.LpBall(1)], [0]), r"sizes\[0\]: expected a positive integer"),
+        (lambda: dfw.Product([1], [5]), r"sets\[0\]: expected a set such as LpBall, got int"),
+        (lambda: dfw.Product([dfw.LpBall(1)], [4]), r"sizes: \[4\] are 4 coordinates, expected"),
+        (lambda: dfw.Shifted(1, torch.zeros(5)), "constraint: expected a set such as LpBall"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        dfw.solve(dfw.Quadratic(None, torch.randn(5)), make())
+
+
+def test_active_set_needs_a_bounded_set():
+    ball = dfw.LpBall(1, 1.0, torch.tensor([1.0, 0.0]))
+    with pytest.raises(ValueError, match="method: 'active-set' needs a bounded set"):
+        dfw.solve(dfw.Quadratic(None, torch.randn(2)), ball, method="active-set")
