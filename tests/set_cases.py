@@ -207,6 +207,7 @@ def _cut(name):
         constraints,
         violation,
         pull=case.pull,
+        methods=("auto", "frank-wolfe"),
         bad=(
             ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
             ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
@@ -214,7 +215,7 @@ def _cut(name):
     )
 
 
-CASES |= {f"{name} in a plane": _cut(name) for name in ("Box", "CappedSimplex", "L1Box", "Simplex")}
+CASES |= {f"{name} in a plane": _cut(name) for name in ("Box", "L1Box", "Simplex")}
 
 
 def portfolio(gen: Generator, rows: int) -> dict[str, Tensor]:

@@ -122,6 +122,7 @@ def falling_root(
         usable = (newton >= low) & (newton <= high) & torch.isfinite(newton)
         # the last Newton step is taken as well: on the right piece it is exact
         ended = (value.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
+        ended = ended | ((newton - theta).abs() <= eps * theta.abs())
         middle = 0.5 * (low + high)
         bracketed = torch.isfinite(middle)
         if step % 6 == 5:  # Newton steps may creep along one side of the bracket

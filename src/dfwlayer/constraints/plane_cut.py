@@ -205,11 +205,20 @@ class PlaneCut(PolyhedralSet):
                 value = (a * x).sum(-1, keepdim=True) - b
                 width = (a * along).sum(-1, keepdim=True)
                 # less is rounding
-                least = 1e3 * torch.finfo(z.dtype).eps * (a * a).sum(-1, keepdim=True)
-                return value, torch.where(width > least, width, 0)
+                return value, torch.where(width > 1e3 * eps * square, width, 0)
 
-            none = torch.zeros_like(z[..., :1])
-            mu = falling_root(evaluate, none - torch.inf, none + torch.inf, none, b.abs())
+            eps = torch.finfo(z.dtype).eps
+            square = (a * a).expand_as(z).sum(-1, keepdim=True)
+            guess = _to_plane(z, a, b)
+            if near is not None:  # exact where the result is on the face of this one
+                along = self._along(near)
+                width = (a * along).sum(-1, keepdim=True)
+                sure = width > 1e3 * eps * square
+                step = (along * (z - near)).sum(-1, keepdim=True)
+                guess = torch.where(sure, step / torch.where(sure, width, 1), guess)
+            endless = torch.full_like(guess, torch.inf)
+            size = b.abs() + (a * (z - guess * a)).abs().sum(-1, keepdim=True)
+            mu = falling_root(evaluate, -endless, endless, guess, size)
             return self.base.project(z - mu * a)
 
     def diameter(self, n: int) -> Tensor:
@@ -222,10 +231,8 @@ class PlaneCut(PolyhedralSet):
         slope = torch.where(a != 0, a, torch.inf)
         edges = torch.cat(((z - lower) / slope, (z - upper) / slope), -1)
         low, high = edges.amin(-1, keepdim=True), edges.amax(-1, keepdim=True)
-        square = (a * a).expand_as(z).sum(-1, keepdim=True)
-        guess = ((a * z).sum(-1, keepdim=True) - b) / torch.where(square > 0, square, 1)
         sack = Knapsack(z, a, lower, upper, b)
-        return sack.at(sack.multiplier(low, high, clipped(guess, low, high)))
+        return sack.at(sack.multiplier(low, high, clipped(_to_plane(z, a, b), low, high)))
 
     def _equation(self, like: Tensor) -> Equation:
         return self.facets(like).equations[-1]
@@ -285,6 +292,12 @@ class PlaneCut(PolyhedralSet):
             high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
             low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
         return best, below, above
+
+
+def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The μ for which z − μa is in the plane."""
+    square = (a * a).expand_as(z).sum(-1, keepdim=True)
+    return ((a * z).sum(-1, keepdim=True) - b) / torch.where(square > 0, square, 1)
 
 
 def _mixed(low: Tensor, high: Tensor, equation: Equation) -> Tensor:
