@@ -23,7 +23,9 @@ STRIDE = 2  # simulator steps in a frame
 COLOURS = 128  # of the palette
 INK, GOOD, BAD, PAPER = (30, 36, 48), (0, 114, 178), (213, 94, 0), (255, 255, 255)
 ROOM = 1.5  # what the bar shows at most, in units of the limit
-ZOOM = {"ReacherBulletEnv-v0": 5.0}  # its camera stands far away
+# how much a picture is enlarged, and where the part shown lies between its top, 0, and bottom, 1
+FRAMING = {"ReacherBulletEnv-v0": (5.0, 0.5)}  # its camera stands far away
+LOW = (1.0, 1.0)  # a robot runs at the bottom
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ def record(task: Task, act: Act, steps: int, seed: int = FRESH_SEED) -> Scene:
     os.environ.setdefault("MUJOCO_GL", "egl")
     env = make_env(task, seed, render_mode="rgb_array")
     try:
+        renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+        if renderer is not None:
+            renderer.camera_id = 0  # the model's own camera, which moves with the robot
         observation, _ = env.reset(seed=seed)
         frames: list[NDArray[np.uint8]] = []
         powers: list[float] = []
@@ -77,19 +82,20 @@ def film(task: Task, scenes: Mapping[str, Scene]) -> list[Any]:
     for number in range(length):
         page = Image.new("RGB", (width * len(scenes), height + BAR), PAPER)
         for place, (title, scene) in enumerate(scenes.items()):
-            frame = _middle(Image.fromarray(scene.frames[number]), ZOOM.get(task.env_id, 1.0))
+            frame = _cut(Image.fromarray(scene.frames[number]), *FRAMING.get(task.env_id, LOW))
             page.paste(frame, (place * width, 0))
             _draw_bar(page, place * width, scene.powers[number], task.limit, title)
         pictures.append(page)
     return pictures
 
 
-def _middle(frame: Any, zoom: float) -> Any:
-    """The middle of a frame, enlarged, in the shape of the others."""
+def _cut(frame: Any, zoom: float, height_at: float) -> Any:
+    """A part of a frame, enlarged, in the shape of the others."""
     width, height = SIZE
     scale = zoom * max(width / frame.width, height / frame.height)
-    left, top = (frame.width - width / scale) / 2, (frame.height - height / scale) / 2
-    return frame.resize(SIZE, box=(left, top, frame.width - left, frame.height - top))
+    left = (frame.width - width / scale) / 2
+    top = (frame.height - height / scale) * height_at
+    return frame.resize(SIZE, box=(left, top, frame.width - left, top + height / scale))
 
 
 def _draw_bar(page: Any, offset: int, used: float, limit: float, title: str) -> None:
