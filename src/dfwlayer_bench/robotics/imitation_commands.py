@@ -120,7 +120,8 @@ def imitate(
             shutil.rmtree(folder)
         prepare_folder(folder)
         path = _data(data, out, chosen)
-        samples = split_data(load_dataset(path, chosen))
+        dataset = load_dataset(path, chosen)
+        samples = split_data(dataset)
         plan = Plan(chosen, most, batch_size, learning_rate, test_every)
         able = [name for name in names if LAYERS[name].missing() is None]
         jobs = [
@@ -131,6 +132,7 @@ def imitate(
         about = {
             "command": _command(chosen, most, most_slow, numbers, names),
             "data": f"{samples.fingerprint} of {path.name}",
+            "expert": {name: dataset.metadata.get(name) for name in ("made_by", "mean_return")},
             "batch_size": batch_size,
             "learning_rate": learning_rate,
         }

@@ -175,7 +175,8 @@ def write_report(folder: Path, results: Results, pictures: Sequence[Picture]) ->
         "Last layers",
         [
             f"{results.about['data']}; batches of {results.about['batch_size']}, Adam at "
-            f"{results.about['learning_rate']:g}."
+            f"{results.about['learning_rate']:g}. Mean return of the expert in these data: "
+            f"{significant(results.about['expert']['mean_return'], 4)}."
         ],
         [table_of(task, rows)],
         pictures,
