@@ -152,8 +152,17 @@ def _title(layer: str) -> str:
 
 
 def note(folder: Path, task: Task, about: dict[str, Any]) -> None:
-    """Keep how an imitation is made, where the report will look for it."""
-    whole = about | {"task": task.name, "machine": describe("cpu"), "versions": versions()}
+    """Keep how an imitation is made, where the report will look for it.
+
+    Commands that added layers, seeds or steps to a folder are kept one below the other.
+    """
+    commands = [*_read(folder / ABOUT).get("command", "").splitlines(), about["command"]]
+    whole = about | {
+        "command": "\n".join(dict.fromkeys(commands)),
+        "task": task.name,
+        "machine": describe("cpu"),
+        "versions": versions(),
+    }
     with writing(folder / ABOUT) as draft:
         draft.write_text(json.dumps(whole, indent=1), encoding="utf-8")
 
