@@ -257,7 +257,9 @@ class _Rounds:
         if recording(origin):  # the gap, which has the last word, will tell
             lower = lower | level
         elif any_row(rows & level):
-            better = self._gap(x, gradient) < self._gap(at.x, at.gradient)
+            # where the gap shows no more than rounding, the model knows better
+            least = maximum(self._gap(at.x, at.gradient), self._blur(x, gradient))
+            better = self._gap(x, gradient) <= least
             lower = select_mask(level, better, lower)
         taken = rows & lower
         length = inner(found.u, found.u)
@@ -287,7 +289,8 @@ class _Rounds:
         at = self.at
         finfo = torch.finfo(at.x.dtype)
         gap = self._gap(at.x, at.gradient)
-        better = rows & (gap < self.best_gap)
+        # of points that the gap cannot tell apart the last one is the most exact
+        better = rows & ((gap < self.best_gap) | (gap <= self._blur(at.x, at.gradient)))
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
         advanced = fell | (gap < 0.5 * self.best_gap)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
@@ -301,6 +304,8 @@ class _Rounds:
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
             lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
+            # the gap of a point on a curved face is lost at half of x's digits
+            lost = lost & (self.exact | self.close | (self.stalled >= 1))
             if recording(at.x):  # there is no second look
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
@@ -382,6 +387,10 @@ class _Rounds:
             square = ratio(inner(g, g), self.at.steepest, 0.0)
             gap = gap + inner(g.abs(), x.abs()) + square
         return gap
+
+    def _blur(self, x: Tensor, gradient: Tensor) -> Scalar:
+        """Rounding of the two terms of the gap, for a gradient without any."""
+        return 4 * torch.finfo(x.dtype).eps * absolute(inner(gradient, x))
 
     def _noise(self) -> Scalar:
         """Rounding of the gap: ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), times the way to go."""
