@@ -121,6 +121,15 @@ class Ellipsoid:
         eye = torch.eye(*self.A.shape[-2:], dtype=self.A.dtype, device=self.A.device)
         return replace(sound, A=torch.where(bad[:, None, None], eye, self.A))
 
+    def rows(self, index: Tensor) -> Ellipsoid:
+        """The sets of the problems at these positions."""
+        A, radius = self.A, self._radius
+        if A.dim() == 3 and len(A) > 1:
+            A = A[index]
+        if radius.dim() == 1 and len(radius) > 1:
+            radius = radius[index]
+        return replace(self, A=A, radius=radius)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

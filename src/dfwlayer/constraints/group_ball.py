@@ -91,6 +91,10 @@ class GroupBall:
         """Flagged problems get weight and radius one."""
         return self._like(self._ball.replace_rows(bad), bound=True)
 
+    def rows(self, index: Tensor) -> GroupBall:
+        """The sets of the problems at these positions."""
+        return self._like(self._ball.rows(index), bound=True)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

@@ -135,6 +135,10 @@ class SchattenBall:
         """Flagged problems get radius one."""
         return replace(self, radius=self._ball.replace_rows(bad).radius)
 
+    def rows(self, index: Tensor) -> SchattenBall:
+        """The sets of the problems at these positions."""
+        return replace(self, radius=self._ball.rows(index).radius)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)
