@@ -58,8 +58,8 @@ def full_decompositions() -> tuple[Tensor, float, float]:
         gradient = torch.zeros(SIZE**2).index_put((seen,), residual)
         seconds += time.perf_counter() - begin
         value = 0.5 * residual.dot(residual)
-        steepest = torch.linalg.matrix_norm(gradient.reshape(SIZE, SIZE), 2)
-        gap = ((gradient.dot(x) + radius * steepest) / value).item()
+        lowest = NuclearBall(radius).lowest(gradient.reshape(SIZE, SIZE))
+        gap = ((gradient.dot(x) - lowest) / value).item()
         if gap <= TOL:
             break
         begin = time.perf_counter()
