@@ -341,13 +341,14 @@ def test_rows_are_over_the_seeds_that_got_furthest():
 
 
 def test_verdicts_follow_the_numbers():
-    def verdicts(published_mse, rate):
+    def verdicts(published_mse, rate, steps=10):
         none = Row("none", "no layer", 1, 10, 1.0, 0.0, 0.4)
-        published = Row("dfw-paper", "DFW", 1, 10, published_mse, 0.0, rate)
+        published = Row("dfw-paper", "DFW", 1, steps, published_mse, 0.0, rate)
         return [finding.verdict for finding in findings_of(REACHER, [none, published])]
 
     assert verdicts(1.05, 0.0) == ["reproduces", "reproduces"]
     assert verdicts(1.3, 0.0) == ["reproduces", "in part"]
+    assert verdicts(1.05, 0.0, steps=5) == ["reproduces", "not measured"]
     assert verdicts(4.0, 0.1) == ["does not reproduce", "does not reproduce"]
     assert [f.verdict for f in findings_of(REACHER, [])] == ["not measured"] * 2
 

@@ -49,14 +49,20 @@ def _comparable(task: Task, published: Row | None, none: Row | None) -> Finding:
     claim = f"{task.name}: the published layer's loss is comparable to that without a layer."
     if published is None or none is None or not published.mse or not none.mse:
         return Finding(NOT_MEASURED, claim, "One of them was not run.")
+    if published.steps != none.steps:
+        return Finding(
+            NOT_MEASURED,
+            claim,
+            f"They were trained for {published.steps} and {none.steps} steps.",
+        )
     ratio = published.mse / none.mse
     verdict = REPRODUCES if ratio <= COMPARABLE else IN_PART if ratio <= NEARLY else FAILS
     return Finding(
         verdict,
         claim,
-        f"Test MSE {significant(published.mse)} after {published.steps} steps against "
-        f"{significant(none.mse)} after {none.steps}: {ratio:.2f} times (comparable up to "
-        f"{COMPARABLE}, in part up to {NEARLY}).",
+        f"Test MSE {significant(published.mse)} against {significant(none.mse)} after "
+        f"{none.steps} steps: {ratio:.2f} times (comparable up to {COMPARABLE}, in part up to "
+        f"{NEARLY}).",
     )
 
 
