@@ -91,8 +91,7 @@ class L1BoxSet(PolyhedralSet):
         As far out as the projected point may be, double precision has digits left for the result.
         """
         facets = self.facets(g).each(Tensor.double)
-        lower, upper, weight, radius = _parts(facets.detach())
-        reach = _reach(lower, upper, weight, radius).amax(-1, keepdim=True)
+        reach = _reach(*_parts(facets)).amax(-1, keepdim=True)
         far = soften(g, temperature, reach)
         return _project(facets, far).to(g.dtype)
 
@@ -198,5 +197,6 @@ def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _reach(lower: Tensor, upper: Tensor, weight: Tensor, radius: Tensor) -> Tensor:
     """The largest |x_i|."""
-    alone = torch.where(weight > 0, radius / weight, torch.inf)
+    heavy = weight > 0
+    alone = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
     return torch.minimum(torch.maximum(upper, -lower), alone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from dfwlayer.constraints.knapsack import Knapsack, clipped, falling_root
 from dfwlayer.constraints.l1_box import L1Box
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, rows
-from dfwlayer.constraints.polyhedral_face import Equation, Facets
+from dfwlayer.constraints.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.simplex import CappedSimplex, Simplex
 from dfwlayer.linalg import any_row
@@ -137,13 +137,13 @@ class PlaneCut(PolyhedralSet):
     def vertex(self, g: Tensor) -> Tensor:
         """A mix of two vertices of S on either side of the plane, both minimal for a g + μa."""
         equation, at = self._equation(g), g.detach()
-        _, below, above = self._dual(at)
-        low, high = self.base.vertex(below), self.base.vertex(above)
+        found = self._dual(at)
+        low, high = self.base.vertex(found.below), self.base.vertex(found.above)
         return _mixed(low, high, equation)
 
     def lowest(self, g: Tensor) -> Tensor:
         """max over μ of min ⟨g + μa, s⟩ − μb over S."""
-        return self._dual(g.detach())[0].squeeze(-1)
+        return self._dual(g.detach()).value.squeeze(-1)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The soft vertex of S for g + μa, with μ such that it is in the plane."""
@@ -221,6 +221,36 @@ class PlaneCut(PolyhedralSet):
             mu = falling_root(evaluate, -endless, endless, guess, size)
             return self.base.project(z - mu * a)
 
+    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> PolyhedralFace:
+        """The face of S, with one more normal.
+
+        Where x is at a vertex of S, as far as a is concerned, the coordinates do not tell μ. But
+        x minimises ⟨g, s⟩, and that does.
+        """
+        face = super().face(x, g, scale)
+        if scale is None or isinstance(self.base, Box):
+            return face
+        a = self._equation(x).slope.detach()
+        width = (a * self._along(x)).sum(-1, keepdim=True)
+        stuck = width <= torch.finfo(x.dtype).eps ** 0.5 * (a * a).expand_as(x).sum(
+            -1, keepdim=True
+        )
+        if not any_row(stuck):
+            return face
+        mu = self._dual(g).multiplier
+        below = self.base.face(x, g + mu * a, scale)
+        normals = (*below.normals, a * below.free)
+        return replace(
+            face,
+            free=torch.where(stuck, below.free, face.free),
+            multiplier=torch.where(stuck, torch.cat((below.multiplier, mu), -1), face.multiplier),
+            normals=tuple(
+                torch.where(stuck, n, m) for n, m in zip(normals, face.normals, strict=True)
+            ),
+            side=_chosen(stuck, below.side, face.side),
+            bound=_chosen(stuck, below.bound, face.bound),
+        )
+
     def diameter(self, n: int) -> Tensor:
         """At most that of S."""
         return self.base.diameter(n)
@@ -244,7 +274,8 @@ class PlaneCut(PolyhedralSet):
     def _along(self, x: Tensor) -> Tensor:
         """a, as far as it is in the tangent space of the face of S on which x lies."""
         lower, upper, weight, radius, equations = self.base.facets(x).detach()
-        free = (x > lower) & (x < upper)
+        margin = 8 * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)
+        free = (x - lower > margin) & (upper - x > margin)
         normals = [n for n, _ in equations]
         if weight is not None and radius is not None:
             size = (weight * x.abs()).sum(-1, keepdim=True)
@@ -261,8 +292,8 @@ class PlaneCut(PolyhedralSet):
         return along
 
     @torch.no_grad()
-    def _dual(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """max over μ of min ⟨g + μa, s⟩ − μb (..., 1), and a g + μa for either side of the plane.
+    def _dual(self, g: Tensor) -> _Dual:
+        """The largest min ⟨g + μa, s⟩ − μb.
 
         The minimum is concave in μ and piecewise linear, a piece for each vertex s. Two pieces, one
         rising and one falling, meet at the next μ; where no third one is lower, that is the top.
@@ -271,6 +302,7 @@ class PlaneCut(PolyhedralSet):
         below, above = a.expand_as(g), (-a).expand_as(g)
         low, high = self.base.vertex(below), self.base.vertex(above)
         best = torch.full_like(g[..., :1], -torch.inf)
+        at = torch.zeros_like(best)
         going = torch.ones_like(best, dtype=torch.bool)
         eps = torch.finfo(g.dtype).eps
         for _ in range(MOST):
@@ -281,6 +313,7 @@ class PlaneCut(PolyhedralSet):
             turned = g + mu * a
             s = self.base.vertex(turned)
             value = (turned * s).sum(-1, keepdim=True) - mu * b
+            at = torch.where(value > best, mu, at)
             best = torch.maximum(best, value)
             top = cost + mu * rise
             size = (turned * s).abs().sum(-1, keepdim=True) + (mu * b).abs() + top.abs()
@@ -291,7 +324,21 @@ class PlaneCut(PolyhedralSet):
             upward, downward = going & side, going & ~side
             high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
             low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
-        return best, below, above
+        return _Dual(best, at, below, above)
+
+
+class _Dual(NamedTuple):
+    """A linear function over the set as one over S."""
+
+    value: Tensor  # (..., 1), its minimum
+    multiplier: Tensor  # (..., 1), μ
+    below: Tensor  # (..., n), a g + μa whose vertex is below the plane, or in it
+    above: Tensor  # (..., n), one whose vertex is above
+
+
+def _chosen(rows: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Rows of one or the other, where there are any."""
+    return None if a is None or b is None else torch.where(rows, a, b)
 
 
 def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ class PolyhedralFace:
     multiplier: Tensor  # (..., m)
     normals: tuple[Tensor, ...]  # a_j (..., n), zero where not free or not active
     side: Tensor | None  # (..., n), signs s with a_1 = w ∘ s, zero in rows where it is not active
-    bound: Tensor  # (..., n), 1 for a coordinate held by the upper bound, −1 for the lower one
+    # (..., n), 1 for a coordinate held by the upper bound, −1 for the lower one; None where there
+    # are only lower ones, which hold whatever is not free
+    bound: Tensor | None
 
     def restrict(self, v: Tensor) -> Tensor:
         """v on the free coordinates."""
@@ -98,6 +100,8 @@ class PolyhedralFace:
     def pinned(self) -> Tensor:
         """The bound that holds a coordinate, or 0."""
         facets = self.facets(self.x)
+        if self.bound is None:
+            return torch.where(self.free, 0, facets.lower)
         # an infinite bound holds nothing, and has no gradient
         high = torch.where(self.bound > 0, facets.upper, 0)
         return torch.where(self.bound < 0, facets.lower, high)
@@ -204,9 +208,10 @@ def _weighted_norm(
     finfo = torch.finfo(x.dtype)
     weighted = weight * x.abs()
     size = weighted.sum(-1, keepdim=True)
-    rows = [weight * near.side(x), *equations]
+    at_kink = x.abs() <= 64 * finfo.eps * torch.minimum(near.slack, near.extent)
+    rows = [weight * torch.where(at_kink & (near.slack > 0), 0, near.side(x)), *equations]
     room = torch.where(weight > 0, torch.minimum(near.slack, x.abs()), near.slack)
-    multiplier = _multipliers(rows, g, near, room, torch.where(x == 0, weight, 0))
+    multiplier = _multipliers(rows, g, near, room, torch.where(at_kink, weight, 0))
     first = multiplier[..., :1]
     missing = (radius - size) / radius.clamp_min(finfo.tiny)
     if scale is None:
@@ -256,7 +261,8 @@ def _multipliers(
     """
     if not rows:
         return g[..., :0]
-    # a coordinate that is about to be held says little of λ
+    # a coordinate that is about to be held says little of λ, and nothing if all but rounding is
+    room = torch.where(room > 64 * torch.finfo(g.dtype).eps * near.extent, room, 0)
     share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
     if len(rows) > 1:
         a = torch.stack(rows, -2)

@@ -98,7 +98,7 @@ def soften(g: Tensor, temperature: float, reach: Tensor) -> Tensor:
     """
     g, reach = g.double(), reach.double()
     steepest = g.detach().abs().amax(-1, keepdim=True)
-    floor = steepest * reach / FAR
+    floor = steepest * reach.detach() / FAR
     floor = torch.where(floor > 0, floor, 1)
     return -g * reach**2 / floor.clamp_min(temperature)
 

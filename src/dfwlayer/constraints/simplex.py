@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.box import Box
 from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.parameters import (
     Kind,
@@ -20,9 +21,12 @@ from dfwlayer.constraints.parameters import (
     example,
     rows,
 )
-from dfwlayer.constraints.polyhedral_face import Equation, Facets
+from dfwlayer.constraints.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.linalg import any_row, dot
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.plane_cut import PlaneCut
 
 __all__ = ["CappedSimplex", "Simplex"]
 
@@ -86,7 +90,7 @@ class CappedSimplex(PolyhedralSet):
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """argmin ⟨g, s⟩ + τ/2 ‖s/t‖² over the set, which is a projection."""
-        far = soften(g, temperature, columns(self.radius, g).detach())
+        far = soften(g, temperature, columns(self.radius, g))
         radius, cap = columns(self.radius, far), rows(self.cap, far)
         return _project(far, cap, radius).to(g.dtype)
 
@@ -133,9 +137,7 @@ class Simplex(PolyhedralSet):
 
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
-        return self.retract(
-            columns(self.radius, like).detach() / like.shape[-1] + torch.zeros_like(like)
-        )
+        return (columns(self.radius, like).detach() / like.shape[-1]).expand_as(like)
 
     def vertex(self, g: Tensor) -> Tensor:
         """All on the smallest entry of g."""
@@ -165,8 +167,23 @@ class Simplex(PolyhedralSet):
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """(z − θ)₊ with θ such that the sum is t."""
+        return (z - _threshold(z, columns(self.radius, z).detach())).clamp_min_(0)
+
+    def nearest(self, z: Tensor) -> tuple[Tensor, PolyhedralFace]:
+        """The projection, whose face is plain from it."""
         radius = columns(self.radius, z).detach()
-        return (z - _threshold(z, radius)).clamp_min(0)
+        theta = _threshold(z, radius)
+        x = (z - theta).clamp_min_(0)
+        total = x.sum(-1, keepdim=True)
+        x.mul_(radius / torch.where(total > 0, total, 1))  # what rounding left
+        return x, PolyhedralFace(self.facets, x, x > 0, theta, (x.sign(),), None, None)
+
+    def stretched(self, factor: Tensor) -> PlaneCut:
+        """{y ≥ 0 : Σ y_i / factor_i = t}."""
+        from dfwlayer.constraints.plane_cut import PlaneCut  # which builds on this module
+
+        upper = factor * columns(self.radius, factor)
+        return PlaneCut(Box(torch.zeros_like(upper), upper), 1 / factor, self.radius)
 
     def diameter(self, n: int) -> Tensor:
         """2^½ t, 0 for n = 1."""
@@ -194,6 +211,7 @@ class Corners:
         return torch.where(total > 0, x / torch.where(total > 0, total, 1), 1 / x.shape[-1])
 
 
+@torch.no_grad()
 def _threshold(z: Tensor, radius: Tensor) -> Tensor:
     """θ with Σ (z − θ)₊ = t.
 
@@ -205,10 +223,11 @@ def _threshold(z: Tensor, radius: Tensor) -> Tensor:
     )
     eps = torch.finfo(z.dtype).eps
     every = 1 if z.device.type == "cpu" else 4
+    rest = torch.empty_like(z)  # one for all steps: new memory would take longer than the sums
     for step in range(MOST):
-        rest = torch.sub(z, theta).clamp_min_(0)
+        torch.sub(z, theta, out=rest).clamp_min_(0)
         excess = rest.sum(-1, keepdim=True) - radius
-        change = excess / (rest > 0).sum(-1, keepdim=True).clamp_min(1)
+        change = excess / rest.sign_().sum(-1, keepdim=True).clamp_min(1)
         theta = theta + change
         if step % every == 0 and not any_row(change > eps * torch.maximum(theta.abs(), radius)):
             break
