@@ -314,6 +314,21 @@ def test_velocities_are_those_of_the_joints_in_the_actuators_order(task: Task) -
     env.close()
 
 
+@every_task
+def test_simulator_leaves_nothing_behind(
+    task: Task,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = make_env(task, 0)
+    env.reset()
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
 def test_unknown_task_and_missing_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_task("hc+o") is CHEETAH
     with pytest.raises(ValueError, match="expected one of HC"):

@@ -124,7 +124,7 @@ def make_env(
     absent = missing(task)
     if absent:
         raise ModuleNotFoundError(absent)
-    with _silent(), warnings.catch_warnings():
+    with _silent(), _no_log(task), warnings.catch_warnings():
         # the simulators warn about their own models and dependencies
         warnings.simplefilter("ignore")
         import gymnasium
@@ -159,3 +159,19 @@ def _silent() -> Iterator[None]:
             os.dup2(copy, number)
             os.close(copy)
         os.close(nowhere)
+
+
+@contextmanager
+def _no_log(task: Task) -> Iterator[None]:
+    """Keep MuJoCo from logging warnings about its own models into the working folder."""
+    if "mujoco" not in task.packages:
+        yield
+        return
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda _: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
