@@ -20,7 +20,7 @@ __all__ = ["Scene", "film", "record", "save_animation"]
 SIZE = (320, 240)  # width and height of a frame from the simulator
 BAR = 48  # height of the strip with the power
 STRIDE = 2  # simulator steps in a frame
-COLOURS = 128  # of the palette
+COLOURS = 48  # of the palette
 INK, GOOD, BAD, PAPER = (30, 36, 48), (0, 114, 178), (213, 94, 0), (255, 255, 255)
 ROOM = 1.5  # what the bar shows at most, in units of the limit
 # how much a picture is enlarged, and where the part shown lies between its top, 0, and bottom, 1

@@ -43,7 +43,7 @@ EXPERT_STEPS, QUICK_EXPERT_STEPS = 300_000, 600
 QUICK_TRANSITIONS = 2000
 EPISODES, QUICK_EPISODES = 10, 1
 TRACE_STEPS = 300  # of an episode, shown in the figure of the power
-FILM_STEPS, QUICK_FILM_STEPS = 300, 20
+FILM_STEPS, QUICK_FILM_STEPS = 240, 20
 SHOWN = ("none", "dfwlayer")  # whose power is drawn and whose motion is filmed
 WIDTH = 200  # columns, where the output is no terminal
 
