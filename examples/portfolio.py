@@ -78,7 +78,7 @@ for step in range(STEPS):
     optimiser.step()
     schedule.step()
     assert (x.sum(-1) - 1).abs().max() <= 1e-5, "not a portfolio"
-    assert x.abs().sum(-1).max() <= LEVERAGE + 1e-5, "beyond the leverage"
+    assert x.abs().sum(-1).max() <= LEVERAGE * (1 + 1e-6), "beyond the leverage"
     if step % 5 == 4 or step == 0:
         with torch.no_grad():
             after = decide(predict(test_known, model))

@@ -23,6 +23,7 @@ from dfwlayer.linalg import (
     conjugate_gradient,
     dot,
     inner,
+    number,
     ratio,
     root,
     where_rows,
@@ -65,6 +66,7 @@ class FaceSystem:
         floor: Scalar = 0.0,
     ) -> Krylov:
         """Conjugate gradients on the tangent space; see ``conjugate_gradient``."""
+        precondition, unit = self._preconditioner(v) or (None, 1.0)
         return conjugate_gradient(
             self.hessian,
             v,
@@ -72,10 +74,10 @@ class FaceSystem:
             max_steps=max_steps,
             cap=cap,
             subspace=self.tangent,
-            precondition=self._preconditioner(v),
+            precondition=precondition,
             stop=stop,
             ask=ask,
-            floor=0.0 if self.face.bends else floor,
+            floor=floor * unit,
         )
 
     def direct(self, v: Tensor) -> Tensor | None:
@@ -198,8 +200,11 @@ class FaceSystem:
         several = len(normals) > 1 or (normals and self.face.free is None)
         return Normals.of(normals) if several else None
 
-    def _preconditioner(self, v: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Inverse of a diagonal that resembles H: f's mean curvature along v, plus C's own."""
+    def _preconditioner(self, v: Tensor) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
+        """Inverse of a diagonal that resembles H: f's mean curvature along v, plus C's own.
+
+        And the least that a residual of length one has in its norm.
+        """
         bend = self.face.curvature_diagonal() if self.face.bends else None
         a = self._normal
         if bend is None or a is None or self.face.free is None:
@@ -218,7 +223,7 @@ class FaceSystem:
             r = inverse * r
             return r - steep * (dot(a, r) / width).unsqueeze(-1)
 
-        return precondition
+        return precondition, number(diagonal.amax(-1).clamp_min(torch.finfo(v.dtype).tiny) ** -0.5)
 
 
 def tangent_space(free: Tensor, normal: Tensor) -> Tangent:

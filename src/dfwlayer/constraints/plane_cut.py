@@ -188,8 +188,23 @@ class PlaneCut(PolyhedralSet):
         step = torch.where(reach > 0, missing / torch.where(reach > 0, reach, 1), 0)
         lower, upper, *_ = self.facets(x).detach()
         moved = clipped((inner + step * along).to(x.dtype), lower, upper)
-        moved = torch.where(exact, at, moved)
+        moved = torch.where(exact, at, self._drawn_in(moved))
         return x + (moved - at) if x.requires_grad else moved
+
+    def _drawn_in(self, x: Tensor) -> Tensor:
+        """x, and where moving it into the plane has carried it out of S, a little further in."""
+        outside = self.base.violation(x) > 0
+        if not any_row(outside):
+            return x
+        middle = self.project(torch.zeros_like(x))
+        share = 4 * torch.finfo(x.dtype).eps
+        for _ in range(5):  # each time four times as far
+            x = torch.where(outside.unsqueeze(-1), x + share * (middle - x), x)
+            outside = self.base.violation(x) > 0
+            if not any_row(outside):
+                break
+            share = 4 * share
+        return x
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """The projection of z − μa onto S, with μ such that it is in the plane."""
