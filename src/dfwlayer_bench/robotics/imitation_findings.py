@@ -68,7 +68,8 @@ def _comparable(task: Task, published: Row | None, none: Row | None) -> Finding:
 
 def _ours(task: Task, ours: Row, rows: Sequence[Row]) -> list[Finding]:
     trained = [row for row in rows if row.mse is not None and row.layer != OURS]
-    same = [row for row in trained if row.steps == ours.steps]
+    # other seeds have other losses, so only layers with as many of them are compared
+    same = [row for row in trained if (row.steps, row.seeds) == (ours.steps, ours.seeds)]
     found = [
         Finding(
             BEYOND,
@@ -88,7 +89,7 @@ def _ours(task: Task, ours: Row, rows: Sequence[Row]) -> list[Finding]:
                 f"{task.name}: the exact layer's test MSE is "
                 f"{(ours.mse or 0.0) / (best.mse or 1.0):.3f} times that of the best other one "
                 f"({best.label}).",
-                f"After {ours.steps} steps: {listed}.",
+                f"After {ours.steps} steps, {ours.seeds} seeds: {listed}.",
             )
         )
     if ours.step_cpu_seconds and ours.times_none:
