@@ -44,7 +44,8 @@ QUICK_TRANSITIONS = 2000
 EPISODES, QUICK_EPISODES = 10, 1
 TRACE_STEPS = 300  # of an episode, shown in the figure of the power
 FILM_STEPS, QUICK_FILM_STEPS = 240, 20
-SHOWN = ("none", "dfwlayer")  # whose power is drawn and whose motion is filmed
+DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
+FILMED = ("expert", "dfwlayer")
 WIDTH = 200  # columns, where the output is no terminal
 
 Layers = Annotated[
@@ -169,7 +170,7 @@ def evaluate(
         ),
     ] = None,
     animation: Annotated[
-        bool, typer.Option(help="Film the policies with and without the layer.")
+        bool, typer.Option(help="Film the expert and the policy with the layer.")
     ] = True,
     threads: Threads = 1,
     out: Out = OUT,
@@ -183,7 +184,7 @@ def evaluate(
     import torch
     from rich.console import Console
 
-    from dfwlayer_bench.robotics.evaluate import Policies
+    from dfwlayer_bench.robotics.evaluate import EXPERT_NAME, Policies
     from dfwlayer_bench.robotics.files import FileError, load_actor
     from dfwlayer_bench.robotics.imitation_run import (
         animate,
@@ -205,10 +206,11 @@ def evaluate(
         try:
             count = episodes or (QUICK_EPISODES if quick else EPISODES)
             evaluate_all(policies, jobs, count, console)
-            shown = [job for job in jobs if job[0] in SHOWN and job[1] == numbers[0]]
-            trace_power(policies, shown, TRACE_STEPS)
+            first = [job for job in jobs if job[0] == EXPERT_NAME or job[1] == numbers[0]]
+            trace_power(policies, [job for job in first if job[0] in DRAWN], TRACE_STEPS)
             if animation:
                 steps = QUICK_FILM_STEPS if quick else FILM_STEPS
+                shown = [job for job in first if job[0] in FILMED]
                 if animate(policies, shown, steps) is None:
                     console.print("The simulator cannot draw here: there is no animation.")
         except KeyboardInterrupt:
