@@ -193,17 +193,18 @@ class PlaneCut(PolyhedralSet):
 
     def _drawn_in(self, x: Tensor) -> Tensor:
         """x, and where moving it into the plane has carried it out of S, a little further in."""
-        outside = self.base.violation(x) > 0
+        eps = torch.finfo(x.dtype).eps
+        outside = self.base.violation(x) > 2 * eps * x.abs().amax(-1)
         if not any_row(outside):
             return x
         middle = self.project(torch.zeros_like(x))
-        share = 4 * torch.finfo(x.dtype).eps
-        for _ in range(5):  # each time four times as far
-            x = torch.where(outside.unsqueeze(-1), x + share * (middle - x), x)
-            outside = self.base.violation(x) > 0
+        for share in (4 * eps, 16 * eps, 64 * eps):
+            closer = x + share * (middle - x)
+            inside = outside & (self.base.violation(closer) == 0)
+            x = torch.where(inside.unsqueeze(-1), closer, x)
+            outside = outside & ~inside
             if not any_row(outside):
                 break
-            share = 4 * share
         return x
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
