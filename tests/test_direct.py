@@ -126,3 +126,19 @@ def test_weights_far_beyond_the_range_of_squares():
     radius = torch.tensor([1e-200, 1e200], dtype=F64)
     x = dfw.DFWLayer(p=1)(None, q, weight, radius)
     close(x, torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=F64), rtol=1e-12)
+
+
+def test_zero_beside_tiny_weights():
+    """A coordinate without a weight stays; the others keep their digits in float32."""
+    q = torch.tensor([[-0.9, 0.7, 0.3], [-0.5, -2.0, 1.0]], requires_grad=True)
+    weight = torch.tensor([[5.8e-5, 1.02, 0.0], [1.0, 0.0, 2.0]])
+    x = dfw.DFWLayer(p=1)(None, q, weight, 0.3)
+    for row in range(2):
+        held = weight[row] > 0
+        parts = [a[row][held].detach().double().numpy() for a in (q, weight)]
+        exact = reference(np.ones(2), *parts, 0.3, 1.0)
+        close(x[row][held].detach(), torch.tensor(exact), rtol=0, atol=2e-7)
+        close(x[row][~held].detach(), -q[row][~held].detach(), rtol=0)
+    x.sum().backward()
+    assert q.grad[0, 2] == -1
+    assert q.grad[1, 1] == -1

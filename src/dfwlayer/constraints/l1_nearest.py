@@ -27,8 +27,10 @@ class Nearest(NamedTuple):
     normal: Tensor  # (..., n)
 
 
-def nearest_l1(z: Tensor, weight: Tensor | None, radius: Tensor) -> Nearest | None:
-    """Project z (..., n) onto Σ w|x| ≤ t, in double precision.
+def nearest_l1(
+    z: Tensor, weight: Tensor | None, radius: Tensor, unbounded: Tensor | None
+) -> Nearest | None:
+    """Project z (..., n) onto Σ w|x| ≤ t, in double precision; unbounded coordinates stay.
 
     With δ = max(|z|/w) − |z|/w the result is sign(z) w (η − δ)₊, Σ w²(η − δ)₊ = t, as in
     `dfwlayer.constraints.lp_projection`. None where that could leave the range of a double.
@@ -37,6 +39,9 @@ def nearest_l1(z: Tensor, weight: Tensor | None, radius: Tensor) -> Nearest | No
     wide = given.astype(np.float64)
     t = radius.detach().numpy().astype(np.float64).reshape(*radius.shape, 1)
     w = np.ones(1) if weight is None else np.abs(weight.detach().numpy().astype(np.float64))
+    loose = None if unbounded is None else np.broadcast_to(unbounded.numpy(), wide.shape)
+    if loose is not None:
+        w, wide = np.where(loose, 1, w), np.where(loose, 0, wide)
     size = np.abs(wide)
     if size.size == 0 or not (
         size.max() < LARGEST and w.min() > SMALLEST and w.max() < LARGEST and t.max() < LARGEST
@@ -62,6 +67,9 @@ def nearest_l1(z: Tensor, weight: Tensor | None, radius: Tensor) -> Nearest | No
     multiplier = np.where(active, largest - eta, 0)
     free = np.where(active, rounded != 0, np.broadcast_to(t > 0, x.shape))
     normal = np.where(active, np.sign(x) * w, 0)
+    if loose is not None:
+        rounded, free = np.where(loose, given, rounded), free | loose
+        normal = np.where(loose, 0, normal)
     multiplier, normal = multiplier.astype(rounded.dtype), normal.astype(rounded.dtype)
     return Nearest(*map(torch.from_numpy, (rounded, free, multiplier, normal)))
 

@@ -310,8 +310,8 @@ class LpBall:
 
     def nearest(self, z: Tensor) -> tuple[Tensor, LpFace]:
         """The projection of z and its face, which for p = 1 is plain from it."""
-        if self.p == 1 and self.unbounded() is None:
-            found = nearest_l1(z, self.weight, self._radius)
+        if self.p == 1:
+            found = nearest_l1(z, self.weight, self._radius, self.unbounded())
             if found is not None:
                 size = self._radius.detach().unsqueeze(-1)
                 return found.x, self.face_of(found.x, (*found[1:], size))
