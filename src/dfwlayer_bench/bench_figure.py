@@ -101,6 +101,7 @@ def save_figure(
 ) -> list[Path]:
     """Draw the panels, one below the other or side by side; returns the PNG and the SVG file."""
     import matplotlib as mpl
+    import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -118,8 +119,10 @@ def save_figure(
             axes.label_outer()
         _legend(figure, list(grid.flat), columns)
         paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-        figure.savefig(paths[0], dpi=160)
-        figure.savefig(paths[1], metadata={"Date": None})
+        # where a logarithmic axis has one value only, its ticks may be divided by a span of zero
+        with np.errstate(divide="ignore"):
+            figure.savefig(paths[0], dpi=160)
+            figure.savefig(paths[1], metadata={"Date": None})
     return paths
 
 
