@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,14 +12,14 @@ from torch import Tensor
 from dfwlayer.constraints.groups import Groups
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
-from dfwlayer.constraints.shifted import Shifted
+from dfwlayer.constraints.shifted import Centred
 from dfwlayer.linalg import Scalar
 
 __all__ = ["GroupBall"]
 
 
 @dataclass(frozen=True)
-class GroupBall:
+class GroupBall(Centred):
     """{x : Σ_g w_g ‖x_g‖₂ ≤ t}, which makes whole groups of coordinates zero (group lasso).
 
     Args:
@@ -41,12 +40,6 @@ class GroupBall:
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
     _bound: bool = field(default=False, repr=False, compare=False)
-
-    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
-        """The ball, or one around a centre."""
-        if centre is None:
-            return super().__new__(cls)
-        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value]
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         object.__setattr__(self, "groups", Groups.of(self.groups))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from dfwlayer.constraints.leading import LARGE, low_rank, norm_bound, shrunk, to
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
 from dfwlayer.constraints.schatten_face import SchattenFace, SpectralFace
-from dfwlayer.constraints.shifted import Shifted
+from dfwlayer.constraints.shifted import Centred
 from dfwlayer.constraints.singular import Factors, factors, spectral_function
 from dfwlayer.linalg import scaled_norm
 
@@ -26,15 +25,7 @@ def NuclearBall(  # noqa: N802
     *,
     centre: float | Tensor | None = None,
 ) -> SchattenBall:
-    """{X : Σ σ_i(X) ≤ t}, the trace norm: matrices of low rank. `SchattenBall` with p = 1.
-
-    Args:
-        radius: t ≥ 0, a number, a 0-d tensor or (B,).
-        shape: (rows, columns), needed where the variable is a vector of the entries row by row.
-        centre: C, of the variable's shape, with or without a batch; with it the set is
-            Σ σ_i(X − C) ≤ t, a `Shifted` ball.
-
-    """
+    """{X : Σ σ_i(X) ≤ t}, the trace norm: matrices of low rank. `SchattenBall` with p = 1."""
     return SchattenBall(1, radius, shape, centre=centre)
 
 
@@ -44,20 +35,12 @@ def SpectralBall(  # noqa: N802
     *,
     centre: float | Tensor | None = None,
 ) -> SchattenBall:
-    """{X : max σ_i(X) ≤ t}, the operator norm. `SchattenBall` with p = ∞.
-
-    Args:
-        radius: t ≥ 0, a number, a 0-d tensor or (B,).
-        shape: (rows, columns), needed where the variable is a vector of the entries row by row.
-        centre: C, of the variable's shape, with or without a batch; with it the set is
-            max σ_i(X − C) ≤ t, a `Shifted` ball.
-
-    """
+    """{X : max σ_i(X) ≤ t}, the operator norm. `SchattenBall` with p = ∞."""
     return SchattenBall(torch.inf, radius, shape, centre=centre)
 
 
 @dataclass(frozen=True)
-class SchattenBall:
+class SchattenBall(Centred):
     """{X : ‖σ(X)‖_p ≤ t} over matrices X with singular values σ(X).
 
     p = 1 is the nuclear norm (`NuclearBall`), p = 2 the Frobenius norm and p = ∞ the operator
@@ -78,12 +61,6 @@ class SchattenBall:
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
     _bound: bool = field(default=False, repr=False, compare=False)
-
-    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
-        """The ball, or one around a centre."""
-        if centre is None:
-            return super().__new__(cls)
-        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value]
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from dfwlayer.constraints.base import Atoms, Constraint, Face
 from dfwlayer.constraints.parameters import Kind
 from dfwlayer.linalg import dot
 
-__all__ = ["Shifted", "round_towards"]
+__all__ = ["Centred", "Shifted", "round_towards"]
 
 KINDS = {"centre": Kind.ENTRIES}
 
@@ -140,6 +141,16 @@ class Shifted:
         """c, zero along unbounded coordinates."""
         unbounded, c = self.constraint.unbounded(), self._centre(like)
         return c if unbounded is None else torch.where(unbounded, 0, c)
+
+
+class Centred:
+    """A set whose constructor takes a ``centre``, and with one makes the `Shifted` set."""
+
+    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
+        """The set, or one around a centre."""
+        if centre is None:
+            return super().__new__(cls)
+        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value, arg-type]
 
 
 def round_towards(x: Tensor, c: Tensor, y: Tensor) -> Tensor:

@@ -138,21 +138,15 @@ def imitate(
             "learning_rate": learning_rate,
         }
         note(folder, chosen, about)
-        ended = True
-        try:
+
+        def work() -> None:
             timed = repeats or (QUICK_REPEATS if quick else REPEATS)
             time_all(plan, samples, able, timed, folder, console)
             imitate_all(plan, samples, jobs, folder, console)
-        except KeyboardInterrupt:
-            ended = False
-        document = write_all(folder, chosen, names, numbers)
+
+        return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
     except FileError as error:
         return refuse(console, error)
-    _show(document, console, folder)
-    if not ended:
-        console.print("Interrupted; run the same command again to go on.")
-        return 130
-    return 0
 
 
 def evaluate(
@@ -202,8 +196,8 @@ def evaluate(
         teacher, _ = load_actor(find_expert(expert, out, chosen), chosen)
         jobs = trained(folder, names, numbers)
         policies = Policies(folder, chosen, teacher)
-        ended = True
-        try:
+
+        def work() -> None:
             count = episodes or (QUICK_EPISODES if quick else EPISODES)
             evaluate_all(policies, jobs, count, console)
             first = [job for job in jobs if job[0] == EXPERT_NAME or job[1] == numbers[0]]
@@ -213,16 +207,10 @@ def evaluate(
                 shown = [job for job in first if job[0] in FILMED]
                 if animate(policies, shown, steps) is None:
                     console.print("The simulator cannot draw here: there is no animation.")
-        except KeyboardInterrupt:
-            ended = False
-        document = write_all(folder, chosen, names, numbers)
+
+        return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
     except FileError as error:
         return refuse(console, error)
-    _show(document, console, folder)
-    if not ended:
-        console.print("Interrupted; run the same command again to go on.")
-        return 130
-    return 0
 
 
 def run_all(
@@ -277,6 +265,22 @@ def run_all(
         code = part()
         if code:
             return code
+    return 0
+
+
+def _through(
+    work: Callable[[], None], report: Callable[[], Document], folder: Path, console: Console
+) -> int:
+    """Do the work, or as much as there is time for, and report on it: the exit code."""
+    ended = True
+    try:
+        work()
+    except KeyboardInterrupt:
+        ended = False
+    _show(report(), console, folder)
+    if not ended:
+        console.print("Interrupted; run the same command again to go on.")
+        return 130
     return 0
 
 
