@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from dfwlayer_bench import cli
 from dfwlayer_bench.baselines import SYSTEMS
+from dfwlayer_bench.bench_figure import Curve, Panel, look_of, save_figure
 from dfwlayer_bench.bench_store import Store, StoreError
 from dfwlayer_bench.reproduce_document import NOT_MEASURED
 from dfwlayer_bench.reproduce_study import (
@@ -175,6 +176,13 @@ def test_one_size_and_one_trial_are_enough_for_every_figure(tmp_path):
     assert result.exit_code == 0, result.output
     assert (tmp_path / "time-active.png").stat().st_size > 0
     assert (tmp_path / "accuracy-active.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("value", [10.0, 0.1, 0.001, 0.003482796261565146])
+def test_a_single_value_on_a_logarithmic_axis_has_room_around_it(tmp_path, value):
+    curve = Curve("one", [8], [value], look_of(0), [value], [value])
+    paths = save_figure(tmp_path, "one", [Panel("n", "time", [curve], x_log=True, y_log=True)])
+    assert all(path.stat().st_size > 0 for path in paths)
 
 
 PROBE = """<script>

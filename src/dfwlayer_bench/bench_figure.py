@@ -101,7 +101,6 @@ def save_figure(
 ) -> list[Path]:
     """Draw the panels, one below the other or side by side; returns the PNG and the SVG file."""
     import matplotlib as mpl
-    import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -119,10 +118,8 @@ def save_figure(
             axes.label_outer()
         _legend(figure, list(grid.flat), columns)
         paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-        # where a logarithmic axis has one value only, its ticks may be divided by a span of zero
-        with np.errstate(divide="ignore"):
-            figure.savefig(paths[0], dpi=160)
-            figure.savefig(paths[1], metadata={"Date": None})
+        figure.savefig(paths[0], dpi=160)
+        figure.savefig(paths[1], metadata={"Date": None})
     return paths
 
 
@@ -136,6 +133,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_xlim((place / 2, place * 2) if panel.x_log else (place - 1, place + 1))
     for curve in panel.curves:
         _draw_curve(axes, curve, log=panel.y_log)
+    (left, low), (right, high) = axes.dataLim.get_points()
+    if panel.y_log and 0 < low <= high < low * (1 + 1e-6):
+        # nor has a single value; the limits are left to matplotlib, panels may share them
+        axes.update_datalim([(left, low / 2), (right, high * 2)])
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         axes.xaxis.minorticks_off()
