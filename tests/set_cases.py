@@ -5,8 +5,6 @@ and how far a point is outside, in NumPy.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,50 +14,8 @@ import torch
 from torch import Generator, Tensor
 
 import dfwlayer as dfw
-
-F64 = torch.float64
-
-
-@dataclass(frozen=True)
-class SetCase:
-    """A set, its parameters, and what is right for it.
-
-    Args:
-        parameters: (generator, rows) -> tensors in float64, one problem per row, by name.
-        build: The set from its parameters, per problem, for all problems or for a single one.
-        constraints: (cvxpy variable, one problem's parameters) -> list of cvxpy constraints.
-        violation: (x, one problem's parameters) -> how far x is outside, relative to the size of
-            the set (NumPy, float64).
-        shape: Of one problem's variable.
-        pull: Size of the linear term; large enough that the constraint is active.
-        methods: Those that make sense.
-        bad: Changes of the parameters that are errors, with a part of the message.
-        designed: (generator, parameters) -> a point x* of the set for each problem and a vector in
-            its normal cone there. The objective is then made such that x* is the solution by the
-            optimality conditions, for sets whose cones no other solver handles to ten digits.
-
-    """
-
-    parameters: Callable[[Generator, int], dict[str, Tensor]]
-    build: Callable[[dict[str, Tensor]], Any]
-    constraints: Callable[[Any, dict[str, np.ndarray]], list[Any]] | None
-    violation: Callable[[np.ndarray, dict[str, np.ndarray]], float]
-    shape: tuple[int, ...] = (8,)
-    pull: float = 8.0
-    methods: tuple[str, ...] = ("auto", "frank-wolfe", "dfw")
-    bad: tuple[tuple[dict[str, Any], str], ...] = field(default=())
-    designed: Callable[[Generator, dict[str, Tensor]], tuple[Tensor, Tensor]] | None = None
-
-
-def uniform(gen: Generator, *shape: int, low: float = 0.5, high: float = 1.5) -> Tensor:
-    """Uniform numbers."""
-    return low + (high - low) * torch.rand(*shape, generator=gen, dtype=F64)
-
-
-def above(*excess: Any) -> float:
-    """The largest of several amounts by which constraints are missed, 0 if none is."""
-    return max(0.0, *(float(np.max(e)) for e in excess))
-
+from round_set_cases import ROUND_CASES
+from set_case import F64, SetCase, above, uniform
 
 # ---------------------------------------------------------------------------------------------
 # sets with bounds and linear constraints
@@ -378,136 +334,4 @@ CASES |= {
     ),
 }
 
-
-# ---------------------------------------------------------------------------------------------
-# sets that are round
-
-GROUPS = [[0, 3], [1, 2, 6], [4, 5, 7]]
-
-
-def group_ball(gen: Generator, rows: int) -> dict[str, Tensor]:
-    return {"radius": uniform(gen, rows), "weight": uniform(gen, rows, 3)}
-
-
-def _group_norms(x):
-    return np.array([np.linalg.norm(x[g]) for g in GROUPS])
-
-
-def group_point(gen: Generator, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """One group is zero, and there the multipliers are inside of their ball."""
-    x = torch.randn(len(p["radius"]), 8, generator=gen, dtype=F64)
-    x[:, GROUPS[1]] = 0
-    inside = torch.randn(len(x), 3, generator=gen, dtype=F64)
-    inside = 0.8 * inside / inside.norm(dim=-1, keepdim=True)
-    force = torch.empty_like(x)
-    size = torch.zeros(len(x), dtype=F64)
-    for k, group in enumerate(GROUPS):
-        length = x[:, group].norm(dim=-1, keepdim=True)
-        unit = inside if k == 1 else x[:, group] / length
-        force[:, group] = p["weight"][:, k : k + 1] * unit
-        size += p["weight"][:, k] * length[:, 0]
-    return x * (p["radius"] / size)[:, None], 0.7 * force
-
-
-def ellipsoid(gen: Generator, rows: int) -> dict[str, Tensor]:
-    return {
-        "A": torch.eye(7, 5, dtype=F64) + 0.4 * torch.randn(rows, 7, 5, generator=gen, dtype=F64),
-        "centre": torch.randn(rows, 5, generator=gen, dtype=F64),
-        "radius": uniform(gen, rows),
-    }
-
-
-def ellipsoid_point(gen: Generator, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    y = torch.randn(*p["centre"].shape, generator=gen, dtype=F64)
-    image = (p["A"] @ y[..., None])[..., 0]
-    y = y * (p["radius"] / image.norm(dim=-1))[:, None]
-    slope = (p["A"].mT @ p["A"] @ y[..., None])[..., 0] / p["radius"][:, None]
-    return p["centre"] + y, 0.7 * slope
-
-
-def _ellipsoid_violation(x, p):
-    size = np.linalg.norm(p["A"] @ (x - p["centre"]))
-    # x itself is rounded, which A may make more of
-    unit = np.linalg.norm(np.abs(p["A"]) @ np.abs(x)) / p["radius"]
-    return above((size - p["radius"]) / p["radius"] / max(1.0, unit))
-
-
-def schatten_point(p: float, rows: int, columns: int):
-    """Low rank for p = 1, equal singular values at the bound for p = ∞."""
-
-    def point(gen: Generator, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        t = own["radius"][:, None]
-        seed = torch.randn(len(t), rows, columns, generator=gen, dtype=F64)
-        left, _, right = torch.linalg.svd(seed, full_matrices=False)
-        draw = uniform(gen, len(t), min(rows, columns), low=0.2, high=0.9)
-        half = torch.arange(draw.shape[-1]) < draw.shape[-1] // 2
-        if p == 1:
-            values = torch.where(half, draw, 0)
-            values, profile = values * t / values.sum(-1, keepdim=True), torch.where(half, 1, draw)
-        elif p == np.inf:
-            values, profile = torch.where(half, 1, draw) * t, torch.where(half, draw, 0)
-        else:
-            values = draw * t / torch.linalg.vector_norm(draw, p, dim=-1, keepdim=True)
-            profile = (values / t) ** (p - 1)
-        x, force = ((left * v[:, None]) @ right for v in (values, 0.7 * profile))
-        return x, force.flatten(1)
-
-    return point
-
-
-def _schatten(p, shape=(4, 3), flat=False):
-    point = schatten_point(p, *shape)
-
-    def designed(gen: Generator, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        x, force = point(gen, own)
-        return x.flatten(1) if flat else x, force
-
-    return SetCase(
-        lambda gen, rows: {"radius": uniform(gen, rows)},
-        lambda own: dfw.SchattenBall(p, own["radius"], shape if flat else None),
-        None,
-        lambda x, own: above(
-            np.linalg.norm(np.linalg.svd(x.reshape(shape), compute_uv=False), p) / own["radius"] - 1
-        ),
-        shape=(shape[0] * shape[1],) if flat else shape,
-        bad=(
-            ({"radius": -1.0}, "radius: expected a finite number ≥ 0, got -1"),
-            ({"radius": torch.ones(1, 2, dtype=F64)}, "radius: expected a number, a 0-d tensor"),
-        ),
-        designed=designed,
-    )
-
-
-CASES |= {
-    "GroupBall": SetCase(
-        group_ball,
-        lambda p: dfw.GroupBall(GROUPS, p["radius"], p["weight"]),
-        None,
-        lambda x, p: above((p["weight"] * _group_norms(x)).sum() / p["radius"] - 1),
-        bad=(
-            ({"radius": -1.0}, "radius: expected a finite number ≥ 0, got -1"),
-            ({"weight": torch.ones(8, dtype=F64)}, r"weight: expected shape \(3,\) or \(B, 3\)"),
-        ),
-        designed=group_point,
-    ),
-    "Ellipsoid": SetCase(
-        ellipsoid,
-        lambda p: dfw.Ellipsoid(p["A"], p["centre"], p["radius"]),
-        None,
-        _ellipsoid_violation,
-        shape=(5,),
-        bad=(
-            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
-            ({"A": torch.ones(5, 5, dtype=F64)}, "A: expected full column rank"),
-            ({"A": torch.ones(5, 4, dtype=F64)}, "A: expected 5 columns, as the variable has"),
-            ({"A": torch.ones(3, 5, dtype=F64)}, r"A: expected shape \(m, n\) or \(B, m, n\)"),
-            ({"A": torch.eye(5)}, "A: is torch.float32 while|radius: is torch.float64 while"),
-            ({"A": torch.full((5, 5), torch.nan, dtype=F64)}, "A: 25 of 25 values are NaN"),
-        ),
-        designed=ellipsoid_point,
-    ),
-    "NuclearBall": _schatten(1),
-    "SchattenBall, p=1.5": _schatten(1.5, flat=True),
-    "SchattenBall, p=3": _schatten(3.0, (3, 4), flat=True),
-    "SpectralBall": _schatten(np.inf, flat=True),
-}
+CASES |= ROUND_CASES
