@@ -281,7 +281,7 @@ def test_wide_problems_take_the_same_steps(device, dtype, monkeypatch):
     narrow, wide = take(state, range(20), dtype), take(state, range(20), dtype)
     launch_cg(narrow)
     want = kernels.project_l1(x, *ball), kernels.step_l1(x, gradient, alpha, *ball)
-    monkeypatch.setattr(kernels, "_wide", lambda _: True)
+    monkeypatch.setattr(kernels, "is_wide", lambda _: True)
     launch_cg(wide)
     got = kernels.project_l1(x, *ball), kernels.step_l1(x, gradient, alpha, *ball)
     torch.testing.assert_close(got, want)

@@ -77,8 +77,8 @@ def cg_update(
     product, free, unit = product.contiguous(), free.contiguous(), unit.contiguous()
     vectors = (product, direction, residual, u, free, unit)
     numbers = (rho, target, length, going, steepest, flattest, flat, steps, cap)
-    constants = {"EPS": EPS[direction.dtype], "WIDE": _wide(direction)}
-    _launch(_cg_update, direction, (*vectors, *numbers, step), constants)
+    constants = {"EPS": EPS[direction.dtype], "WIDE": is_wide(direction)}
+    launch(_cg_update, direction, (*vectors, *numbers, step), constants)
 
 
 def project_l1(z: Tensor, omega: Tensor, inverse: Tensor, length: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def observe(
     """Take note of the curvature along a step of ``Spectral`` and choose the next α."""
     x, gradient, trial, slope = (v.contiguous() for v in (x, gradient, trial, slope))
     numbers = (alpha, steepest, flattest, bent_down, rounding)
-    _launch(_observe, x, (x, gradient, trial, slope, *numbers), {})
+    launch(_observe, x, (x, gradient, trial, slope, *numbers), {})
 
 
 class _Layout(NamedTuple):
@@ -126,7 +126,7 @@ class _Layout(NamedTuple):
 
 
 @cache
-def _layout(n: int) -> _Layout:
+def layout_of(n: int) -> _Layout:
     block = 1 << (n - 1).bit_length()
     rows = max(1, 256 // block) if block <= 64 else 1
     # More warps share the entries of a row, but wait for each other at every sum of them; 16 and
@@ -135,19 +135,19 @@ def _layout(n: int) -> _Layout:
     return _Layout(rows, {"ROWS": rows, "BLOCK": block, "num_warps": warps})
 
 
-def _wide(like: Tensor) -> bool:
+def is_wide(like: Tensor) -> bool:
     """Whether a thread has too few registers for its part of several such vectors."""
     return like.shape[-1] * like.element_size() > 2**14
 
 
-def _launch(
+def launch(
     kernel: Any, like: Tensor, arguments: tuple[object, ...], constants: dict[str, Any]
 ) -> None:
     n = like.shape[-1]
     rows = like.numel() // n
     if rows == 0:
         return
-    layout = _layout(n)
+    layout = layout_of(n)
     grid = (-(-rows // layout.rows),)
     index = like.get_device()  # −1 for the CPU, where Triton's interpreter runs
     if index < 0 or index == torch.cuda.current_device():
@@ -169,16 +169,16 @@ def _project(
     columns = omega.shape[-1]
     weight_stride = columns if omega.numel() > columns else 0
     length_stride = 1 if length.numel() > 1 else 0
-    _launch(
+    launch(
         _project_l1,
         x,
         (x, gradient, alpha, omega, inverse, length, out, weight_stride, length_stride),
-        {"WEIGHTED": columns > 1, "CEILING": CEILING[x.dtype], "WIDE": _wide(x)},
+        {"WEIGHTED": columns > 1, "CEILING": CEILING[x.dtype], "WIDE": is_wide(x)},
     )
     return out
 
 
-def _jit(function: Callable[..., Any]) -> Any:
+def jit(function: Callable[..., Any]) -> Any:
     if triton is None:
         return function
     # other values of these shall not compile the kernel anew
@@ -186,29 +186,29 @@ def _jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function, do_not_specialize=runtime)
 
 
-@_jit
-def _entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
+@jit
+def entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
     return tl.load(vector + at, mask=cell, other=0.0)
 
 
-@_jit
-def _total(a: tl.tensor) -> tl.tensor:
+@jit
+def row_sum(a: tl.tensor) -> tl.tensor:
     return tl.sum(a, axis=1, keep_dims=True)
 
 
-@_jit
+@jit
 def _add(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
     return a + c, b + d
 
 
-@_jit
-def _totals(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+@jit
+def row_sums(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """Both sums of each row, at the price of one where warps have to wait for each other."""
     return tl.reduce((a, b), 1, _add, keep_dims=True)
 
 
-@_jit
-def _pull_most(
+@jit
+def pull_most(
     weight: tl.tensor,
     pull: tl.tensor,
     square: tl.tensor,
@@ -225,22 +225,22 @@ def _pull_most(
     )
 
 
-@_jit
-def _ratio(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+@jit
+def quotient_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
 
 
-@_jit
+@jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@_jit
+@jit
 def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@_jit
+@jit
 def _cg_update(
     product: tl.tensor,
     direction: tl.tensor,
@@ -270,13 +270,13 @@ def _cg_update(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    p = _entries(product, at, cell)
-    d = _entries(direction, at, cell)
+    p = entries(product, at, cell)
+    d = entries(direction, at, cell)
     if not WIDE:  # loads that nobody waits for yet
-        r = _entries(residual, at, cell)
-        point = _entries(u, at, cell)
-        open_ = _entries(free, at, cell)
-        a = _entries(unit, at, cell)
+        r = entries(residual, at, cell)
+        point = entries(u, at, cell)
+        open_ = entries(free, at, cell)
+        a = entries(unit, at, cell)
     square = tl.load(rho + row, mask=here, other=0.0)
     enough = tl.load(target + row, mask=here, other=0.0)
     size = tl.load(length + row, mask=here, other=0.0)
@@ -288,8 +288,8 @@ def _cg_update(
     most = tl.load(cap + row, mask=here, other=0.0)
 
     on = on & (square > enough) & (tl.where(step < 0, taken, step) < most)
-    curvature = _total(d * p)
-    quotient = _ratio(curvature, size)
+    curvature = row_sum(d * p)
+    quotient = quotient_of(curvature, size)
     top = _larger(top, tl.abs(quotient))
     least = EPS * top * size
     tl.store(steepest + row, top, mask=here)
@@ -299,20 +299,20 @@ def _cg_update(
     on = on & (curvature > least)
     tl.store(going + row, on, mask=here)
 
-    alpha = tl.where(on, _ratio(square, curvature), 0.0)
+    alpha = tl.where(on, quotient_of(square, curvature), 0.0)
     if WIDE:  # held in registers from the start, so many entries would be spilled
-        p = _entries(product, at, cell)
-        r = _entries(residual, at, cell)
-        open_ = _entries(free, at, cell)
-        a = _entries(unit, at, cell)
+        p = entries(product, at, cell)
+        r = entries(residual, at, cell)
+        open_ = entries(free, at, cell)
+        a = entries(unit, at, cell)
     r = (r - alpha * p) * open_
-    r = r - a * _total(a * r)
-    following = _total(r * r)
-    beta = _ratio(following, square)
+    r = r - a * row_sum(a * r)
+    following = row_sum(r * r)
+    beta = quotient_of(following, square)
     moved = cell & on
     if WIDE:
-        d = _entries(direction, at, cell)
-        point = _entries(u, at, cell)
+        d = entries(direction, at, cell)
+        point = entries(u, at, cell)
     tl.store(u + at, point + alpha * d, mask=moved)
     tl.store(residual + at, r, mask=moved)
     tl.store(direction + at, r + beta * d, mask=moved)
@@ -320,16 +320,16 @@ def _cg_update(
     tl.store(rho + row, following, mask=here & on)
 
 
-@_jit
-def _eta(
+@jit
+def least_eta(
     chosen: tl.tensor, square: tl.tensor, delta: tl.tensor, t: tl.tensor, otherwise: tl.tensor
 ) -> tl.tensor:
     part = tl.where(chosen, square, 0.0)
-    mass, moment = _totals(part, part * delta)
+    mass, moment = row_sums(part, part * delta)
     return tl.where(mass > 0, (t + moment) / tl.where(mass > 0, mass, 1.0), otherwise)
 
 
-@_jit
+@jit
 def _project_l1(
     x: tl.tensor,
     gradient: tl.tensor,
@@ -353,7 +353,7 @@ def _project_l1(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    z = _entries(x, at, cell)
+    z = entries(x, at, cell)
     weights = row * weight_stride
     weighed = here
     if WEIGHTED:
@@ -364,9 +364,9 @@ def _project_l1(
     t = tl.load(length + row * length_stride, mask=here, other=0.0).to(tl.float64)
     support = z != 0
     if gradient is not None:
-        slope = _entries(gradient, at, cell)
+        slope = entries(gradient, at, cell)
         steep = tl.load(alpha + row, mask=here, other=0.0)
-        z = z - slope * _ratio(1.0, steep)
+        z = z - slope * quotient_of(1.0, steep)
     if WIDE:  # the registers are needed for the loop
         tl.store(out + at, z, mask=cell)
 
@@ -376,7 +376,7 @@ def _project_l1(
     pull = _smaller(size * steepness, CEILING)
     square = tl.where(cell, tl.maximum(wide * wide, 2.0**-1022), 0.0)
     weight, largest, lead = tl.reduce(
-        (wide * size.to(tl.float64), pull, square), 1, _pull_most, keep_dims=True
+        (wide * size.to(tl.float64), pull, square), 1, pull_most, keep_dims=True
     )
     # threads may round the sum differently; on the boundary they have to agree all the same
     inside = tl.max(tl.where(cell, (weight > t).to(tl.int32), 0), axis=1, keep_dims=True) == 0
@@ -387,26 +387,26 @@ def _project_l1(
     # the η of the entry that pulls most, so that no sum leaves the range, or at that of the
     # support of x, which is often the right one. As long as η falls an entry is left out for
     # good, therefore the loop ends. (What it carries is used after it, or Triton before 3.5 fails.)
-    eta = tl.where(inside, 0.0, _ratio(t, lead))
+    eta = tl.where(inside, 0.0, quotient_of(t, lead))
     if gradient is not None:
-        eta = tl.minimum(eta, _eta(support, square, delta, t, eta))
-    following = _eta(delta < eta, square, delta, t, eta)
+        eta = tl.minimum(eta, least_eta(support, square, delta, t, eta))
+    following = least_eta(delta < eta, square, delta, t, eta)
     while tl.max((following < eta).to(tl.int32)) > 0:
         eta = tl.minimum(following, eta)
-        following = _eta(delta < eta, square, delta, t, eta)
+        following = least_eta(delta < eta, square, delta, t, eta)
     eta = tl.minimum(following, eta)
 
     eta = tl.where(weight == weight, eta, weight)  # NaN if z is
     if WIDE:
         tl.debug_barrier()  # other threads may have written what this one reads
-        z = _entries(out, at, cell)
+        z = entries(out, at, cell)
         wide = tl.load(omega + weights, mask=weighed, other=1.0).to(tl.float64)
     moved = _larger(eta - delta, 0.0) * wide
     moved = tl.where(z < 0, -moved, moved).to(z.dtype)
     tl.store(out + at, tl.where(inside, z, moved), mask=cell)
 
 
-@_jit
+@jit
 def _observe(
     x: tl.tensor,
     gradient: tl.tensor,
@@ -427,10 +427,10 @@ def _observe(
     here = row < rows
     cell = here & (column < n)
     at = row * n + column
-    old = _entries(x, at, cell)
-    new = _entries(trial, at, cell)
-    old_slope = _entries(gradient, at, cell)
-    new_slope = _entries(slope, at, cell)
+    old = entries(x, at, cell)
+    new = entries(trial, at, cell)
+    old_slope = entries(gradient, at, cell)
+    new_slope = entries(slope, at, cell)
     steep = tl.load(alpha + row, mask=here, other=0.0)
     top = tl.load(steepest + row, mask=here, other=0.0)
     low = tl.load(flattest + row, mask=here, other=0.0)
@@ -438,9 +438,9 @@ def _observe(
     error = tl.load(rounding + row, mask=here, other=0.0)
 
     d = new - old
-    square, curvature = _totals(d * d, d * (new_slope - old_slope))
+    square, curvature = row_sums(d * d, d * (new_slope - old_slope))
     error = error * tl.sqrt(square)
-    met = _ratio(curvature, square)
+    met = quotient_of(curvature, square)
     sure = here & (curvature > error)
     tl.store(bent_down + row, bent | (curvature < -error), mask=here)
     tl.store(steepest + row, _larger(top, met), mask=sure)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from dfwlayer.constraints import LpBall
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
+from dfwlayer.projection import project
 from dfwlayer.solution import Solution
 from dfwlayer.solve import check_settings, solve
 from dfwlayer.step_size import StepSize
@@ -61,7 +62,17 @@ class DFWLayer(nn.Module):
         centre: Tensor | None = None,  # (n,) or (B, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
+        if P is None and centre is None and self._projects:
+            x = project(q, weight, radius, self.verify)
+            if x is not None:
+                return x
         return self.solve(P, q, weight, radius, centre=centre).x
+
+    @property
+    def _projects(self) -> bool:
+        """Whether without a P nothing but the exact projection is asked for."""
+        exact = self.method in ("auto", "projected-newton") and self.differentiate != "unroll"
+        return self.p == 1 and exact and self.max_steps > 0
 
     def solve(
         self,

@@ -311,10 +311,12 @@ class LpBall:
     def nearest(self, z: Tensor) -> tuple[Tensor, LpFace]:
         """The projection of z and its face, which for p = 1 is plain from it."""
         if self.p == 1:
-            found = nearest_l1(z, self.weight, self._radius, self.unbounded())
+            weight = None if self.weight is None else self.weight.detach().numpy()
+            found = nearest_l1(z.numpy(), weight, self._radius.detach().numpy())
             if found is not None:
                 size = self._radius.detach().unsqueeze(-1)
-                return found.x, self.face_of(found.x, (*found[1:], size))
+                x, *parts = map(torch.from_numpy, found)
+                return x, self.face_of(x, (*parts, size))
         x = self.retract(self.project(z))
         g = x - z
         return x, self.face(x, g, dot(x, x) + dot(g, x).abs())
