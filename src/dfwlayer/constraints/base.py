@@ -19,6 +19,7 @@ __all__ = [
     "constraint_is_shifted",
     "constraint_knows_hulls",
     "constraint_records",
+    "constraint_steps",
 ]
 
 
@@ -156,6 +157,13 @@ class DirectConstraint(Constraint, Protocol):
         """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
 
 
+class SteppingConstraint(Constraint, Protocol):
+    """A set with a kernel for a projected step on a GPU."""
+
+    def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
+        """The projection of x − gradient/curvature, None where there is no kernel for it."""
+
+
 class ShiftedConstraint(Constraint, Protocol):
     """{x : x − c ∈ S}, a set that is another one around a centre; `solve` looks for x − c."""
 
@@ -221,3 +229,8 @@ def constraint_knows_hulls(constraint: Constraint) -> TypeGuard[HullConstraint]:
 def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:
     """Whether a set can be part of a CUDA graph."""
     return getattr(constraint, "recordable", False)
+
+
+def constraint_steps(constraint: Constraint) -> TypeGuard[SteppingConstraint]:
+    """Whether a set may have a kernel for projected steps."""
+    return hasattr(constraint, "step")

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dfwlayer import kernels
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.l1_nearest import nearest_l1
 from dfwlayer.constraints.lp_face import LpFace, lp_face
@@ -287,6 +288,13 @@ class LpBall:
         weight = self._sizes.detach().expand_as(z)
         bounded = None if self.unbounded() is None else weight > 0
         return project_lp(self.p, weight, self._radius.detach().expand(z.shape[:-1]), z, bounded)
+
+    def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
+        """See `SteppingConstraint`; for p = 1."""
+        if self.p != 1 or not self._bound or not kernels.take(x) or self.unbounded() is not None:
+            return None
+        omega, inverse, _, length, _ = self._axis_bounds
+        return kernels.step_l1(x, gradient, curvature, omega, inverse, length)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""

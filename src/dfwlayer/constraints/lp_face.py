@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer import face_kernels
 from dfwlayer.linalg import Mask, Scalar, fill, inner, maximum, number, ratio, scaled_norm, select
 
 __all__ = ["LpFace", "lp_face"]
@@ -33,6 +34,9 @@ def lp_face(
     derivatives.
     """
     constant = weight.detach()
+    if p == 1 and unbounded is None and face_kernels.takes(x):
+        found = face_kernels.face_l1(constant, radius.detach(), x, g, scale)
+        return LpFace(p, weight, radius, x, *found)
     t = number(radius.detach())
     tiny, rounding = torch.finfo(x.dtype).tiny, 8 * torch.finfo(x.dtype).eps
     if p == torch.inf:

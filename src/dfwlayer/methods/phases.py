@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer import kernels
+from dfwlayer.constraints.base import Constraint, constraint_steps
 from dfwlayer.linalg import (
     Mask,
     Scalar,
@@ -120,10 +121,9 @@ class Spectral:
         value: Scalar = at.value
         self._own(at)
         for step in range(steps):
-            free = descend(x, gradient, self.alpha)
-            trial = constraint.project(free, near=x)
+            trial, inside = self._step(constraint, x, gradient)
             # inside the set there is no face to look for
-            last = step == steps - 1 or trial is free
+            last = step == steps - 1 or inside
             if not last:
                 slope = objective.gradient(trial)
             else:
@@ -139,9 +139,21 @@ class Spectral:
                 break
         if short is not None:
             value = number(objective.value(x))
-        fell = value <= at.value
+        # close to the solution f is level to rounding, while the gap still falls
+        rounding = 4 * torch.finfo(x.dtype).eps * absolute(at.value)
+        fell = value <= at.value + rounding
         self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
         at.move(rows & fell, x, value, gradient)
+
+    def _step(self, constraint: Constraint, x: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
+        """Where a step leads, and whether it is known to need no projection."""
+        if isinstance(self.alpha, Tensor) and constraint_steps(constraint):
+            trial = constraint.step(x, gradient, self.alpha)
+            if trial is not None:
+                return trial, False
+        free = descend(x, gradient, self.alpha)
+        trial = constraint.project(free, near=x)
+        return trial, trial is free
 
     def _own(self, at: Iterate) -> None:
         """Numbers that a kernel will change in place, in memory of their own."""

@@ -39,7 +39,7 @@ __all__ = ["ProjectedNewton"]
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
-RECORDED_STEPS = 20  # of conjugate gradients in a CUDA graph, which cannot end early
+RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ class _Rounds:
             self.polish(self._settled(going))
             self.judge(going)
             self.rounds += 1
-            if recording(self.at.x):  # what is not done by now goes on without a graph
+            # in a graph a batch has a second round, which a few of many problems will need; what is
+            # not done then goes on without it
+            if recording(self.at.x) and self.rounds == self.at.x.dim():
                 break
         self._look_back()
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
@@ -214,6 +216,8 @@ class _Rounds:
             steps = SPLITTING_STEPS
         else:
             steps = self.method.block
+            if recording(at.x):  # the second round is there for the few that need it
+                steps >>= self.rounds
         if self.phase is not None:
             self.phase.advance(at, steps, rows)
 
@@ -316,7 +320,8 @@ class _Rounds:
     def _most(self) -> int:
         """Steps of conjugate gradients in this round."""
         if recording(self.at.x):
-            return RECORDED_STEPS if self.at.x.dtype == torch.float32 else 2 * RECORDED_STEPS
+            steps = RECORDED_STEPS >> self.rounds
+            return steps if self.at.x.dtype == torch.float32 else 2 * steps
         return self.method.inner << min(self.rounds, 2)
 
     def _going(self) -> Mask:

@@ -1,0 +1,72 @@
+"""The kernels of faces and of small matrices against the formulas they stand for."""
+
+import pytest
+import torch
+
+from dfwlayer import face_kernels
+from dfwlayer.constraints.lp_face import lp_face
+from helpers import F64
+from kernel_cases import devices, dtypes
+
+# NumPy, which the interpreter computes with, warns where a GPU does not
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def make_face(B, n, weights, radii):
+    """Points of balls and gradients as at a solution, in float64."""
+    x = torch.randn(B, n, dtype=F64) * (torch.rand(B, n) < 0.6)
+    weight = {
+        "one": torch.ones(1, dtype=F64),
+        "shared": torch.rand(n, dtype=F64) + 0.2,
+        "own": torch.rand(B, n, dtype=F64) + 0.2,
+    }[weights]
+    size = (weight * x).abs().sum(-1)
+    radius = {"tight": size, "loose": 2 * size + 1, "zero": 0 * size, "shared": size.max()}[radii]
+    within = 1.8 * torch.rand(B, n, dtype=F64) - 0.9
+    pull = -torch.rand(B, 1, dtype=F64) - 0.1
+    return weight, radius, x, pull * weight * torch.where(x != 0, x.sign(), within)
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("radii", ["tight", "loose", "zero", "shared"])
+@pytest.mark.parametrize("weights", ["one", "shared", "own"])
+@pytest.mark.parametrize(("B", "n"), [(5, 1), (5, 6), (3, 100)])
+def test_face(B, n, weights, radii, dtype, device):
+    torch.manual_seed(0)
+    given = [t.to(device, dtype) for t in make_face(B, n, weights, radii)]
+    for scale in (None, torch.rand(B).to(device, dtype) + 0.1):
+        got = face_kernels.face_l1(*given, scale)
+        wide = None if scale is None else scale.cpu().double()
+        exact = lp_face(1.0, *(t.cpu().double() for t in given), wide, None)
+        # with a rounded radius what is tight by construction may be so in one precision alone
+        agree = (exact.multiplier > 0) == (got.multiplier.cpu() > 0)
+        if radii in ("loose", "zero") or dtype == F64:
+            assert agree.all()
+        rows = agree.squeeze(-1)
+        assert torch.equal(got.free.cpu()[rows], exact.free[rows])
+        tol = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {}
+        for name in ("multiplier", "normal", "size"):
+            mine, want = getattr(got, name).cpu().double(), getattr(exact, name)
+            torch.testing.assert_close(mine[rows], want[rows], **tol)
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize(("B", "n"), [(1, 1), (3, 6), (2, 100), (2, 300)])
+def test_multiply(B, n, dtype, device):
+    torch.manual_seed(1)
+    P, x = torch.randn(B, n, n, dtype=dtype), torch.randn(B, n, dtype=dtype)
+    got = face_kernels.multiply(P.to(device), x.to(device))
+    want = (P.double() @ x.double().unsqueeze(-1)).squeeze(-1)
+    assert (got.cpu().double() - want).abs().max() <= 16 * torch.finfo(dtype).eps * n
+
+
+@pytest.mark.cuda
+def test_multiply_leaves_gradients_alone():
+    P = torch.randn(2, 5, 5, device="cuda", requires_grad=True)
+    x = torch.randn(2, 5, device="cuda")
+    assert not face_kernels.multiplies(P, x)
+    with torch.no_grad():
+        assert face_kernels.multiplies(P, x)
+        assert not face_kernels.multiplies(P.mT, x)
