@@ -118,10 +118,7 @@ class FaceSystem:
         tol, most = torch.finfo(v.dtype).eps, 2 * v.shape[-1] + 20
         found = self._recorded(v, tol)
         if found is not None:
-            u, unfinished = found
-            if self.objective.isotropic or not bool(unfinished):
-                return u
-            return sound(u + self.solve(v - self.hessian(u), tol=tol, max_steps=most).u)
+            return self._refined(v, *found, tol, most)
         if self.objective.isotropic and not self.face.bends:
             return sound(self.tangent(v))
         if diagonal_of(self.objective) is None:
@@ -131,25 +128,42 @@ class FaceSystem:
         direct = self.direct(v)
         return sound(self.solve(v, tol=tol, max_steps=most).u if direct is None else direct)
 
-    def _recorded(self, v: Tensor, tol: float) -> tuple[Tensor, Tensor] | None:
+    def _refined(self, v: Tensor, u: Tensor, unfinished: Tensor, tol: float, most: int) -> Tensor:
+        """u where it is enough, otherwise once more from the graph, or however long it takes."""
+        if self.objective.isotropic or not bool(unfinished):
+            return u
+        floor = tol * root(inner(v, v))
+        rest = v - self.hessian(u)
+        found = self._recorded(rest, tol, floor)
+        if found is not None:
+            more, unfinished = found
+            u = u + more
+            if not bool(unfinished):
+                return sound(u)
+            rest = v - self.hessian(u)
+        return sound(u + self.solve(rest, tol=tol, max_steps=most, floor=floor).u)
+
+    def _recorded(self, v: Tensor, tol: float, floor: Scalar = 0.0) -> tuple[Tensor, Tensor] | None:
         """The first steps from a CUDA graph, and whether they were not enough."""
         objective = self.objective
         if self.face.bends or not objective.quadratic or not objective_records(objective):
             return None
         if self.face.free is None or self._normal is None:
             return None
-        tensors = (*tensors_of(objective), v, self.face.free, self._normal)
+        if not isinstance(floor, Tensor):
+            floor = torch.full_like(v[..., :1], floor)
+        tensors = (*tensors_of(objective), v, self.face.free, self._normal, floor)
         if not may_record(tensors):
             return None
         most = 16 if v.dtype == torch.float32 else 32
 
         def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            own, (v, free, normal) = rebuilt(objective, copies)
+            own, (v, free, normal, floor) = rebuilt(objective, copies)
             space = tangent_space(free, normal)
             if own.isotropic:
                 return sound(space(v)), torch.zeros_like(free[..., 0]).any()
             found = conjugate_gradient(
-                lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=space
+                lambda d: own.hvp(d, d), v, tol=tol, max_steps=most, subspace=space, floor=floor
             )
             return sound(found.u), torch.as_tensor(found.unfinished).any()
 

@@ -140,8 +140,8 @@ class Spectral:
         if short is not None:
             value = number(objective.value(x))
         # close to the solution f is level to rounding, while the gap still falls
-        rounding = 4 * torch.finfo(x.dtype).eps * absolute(at.value)
-        fell = value <= at.value + rounding
+        level = torch.finfo(x.dtype).eps * max(4.0, x.shape[-1] ** 0.5)
+        fell = value <= at.value + level * absolute(at.value)
         self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
         at.move(rows & fell, x, value, gradient)
 
