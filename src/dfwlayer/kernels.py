@@ -379,7 +379,8 @@ def _project_l1(
         (wide * size.to(tl.float64), pull, square), 1, pull_most, keep_dims=True
     )
     # threads may round the sum differently; on the boundary they have to agree all the same
-    inside = tl.max(tl.where(cell, (weight > t).to(tl.int32), 0), axis=1, keep_dims=True) == 0
+    outside = (weight <= t) == 0  # also where the sum is not a number
+    inside = tl.max(tl.where(cell, outside.to(tl.int32), 0), axis=1, keep_dims=True) == 0
     delta = (largest - pull).to(tl.float64)
 
     # The η of any set of entries, (t + Σ ω²δ) / Σ ω², is not below the solution's, and that of
