@@ -166,6 +166,8 @@ def test_a_gradient_that_is_not_finite_stays_in_its_problem(device, bad):
         ("radius", (torch.ones(2, 3), None, -1.0)),
         ("radius", (torch.ones(2, 3), None, torch.inf)),
         ("radius", (torch.ones(2, 3), None, "one")),
+        ("q: expected a dense", (torch.eye(3).to_sparse(), None, 1.0)),
+        ("weight: expected a dense", (torch.ones(3), torch.ones(3).to_sparse(), 1.0)),
     ],
 )
 def test_what_is_wrong_is_named(name, arguments):

@@ -62,7 +62,7 @@ def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
     """Whether shapes, dtypes and devices leave no question open."""
     if not isinstance(q, Tensor) or q.dim() not in (1, 2) or q.dtype not in DTYPES:
         return False
-    if q.numel() == 0 or q.device.type not in ("cpu", "cuda"):
+    if q.numel() == 0 or q.device.type not in ("cpu", "cuda") or q.layout != torch.strided:
         return False
     if isinstance(radius, Tensor):
         if tuple(radius.shape) not in ((), tuple(q.shape[:-1])) or not _alike(radius, q):

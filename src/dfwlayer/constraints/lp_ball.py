@@ -79,6 +79,10 @@ class LpBall:
             raise ValueError(f"radius: expected a finite number ≥ 0, got {radius}")
         if weight is not None and not isinstance(weight, Tensor):
             raise ValueError(f"weight: expected a tensor or None, got {type(weight).__name__}")
+        if weight is not None and weight.layout != torch.strided:
+            raise ValueError(
+                f"weight: expected a dense tensor, got layout {weight.layout}; pass weight.to_dense()"
+            )
         named = {"weight": weight, "radius": radius}
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
         if tensors:
