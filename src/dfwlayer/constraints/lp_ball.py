@@ -81,7 +81,7 @@ class LpBall:
             raise ValueError(f"weight: expected a tensor or None, got {type(weight).__name__}")
         if weight is not None and weight.layout != torch.strided:
             raise ValueError(
-                f"weight: expected a dense tensor, got layout {weight.layout}; pass weight.to_dense()"
+                f"weight: expected a dense tensor, got layout {weight.layout}; use .to_dense()"
             )
         named = {"weight": weight, "radius": radius}
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
