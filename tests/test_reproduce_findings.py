@@ -190,6 +190,20 @@ def test_claims_on_agreement_are_judged_by_the_standard_deviations(shift, verdic
     assert verdicts(system_rows(pair, answers))["DFWLayer agrees with CvxpyLaye"] == verdict
 
 
+def test_a_wide_spread_is_no_agreement():
+    """Cosines 1 and 0.6 have the paper's mean within one standard deviation of theirs."""
+    told = ACCURACY["DFWLayer"][500]
+    pairs = [cell(system, trial) for trial in (0, 1) for system in ("diffcp", "dfw")]
+    far = np.array([told.distance.mean, 0.0])
+    slopes = (np.array([1.0, 0.0]), np.array([0.6, 0.8]))
+    answers = {}
+    for own in pairs:
+        answers[own.key] = (np.zeros(2), np.array([1.0, 0.0]))
+        if own.system == "dfw":
+            answers[own.key] = (far, slopes[own.trial])
+    assert verdicts(system_rows(pairs, answers))["DFWLayer agrees with CvxpyLaye"] == IN_PART
+
+
 def test_a_violation_is_not_called_reproduced_where_no_constraint_is_active():
     quiet = [cell("alt-diff-paper", 0, constraint_active=False)]
     assert verdicts(system_rows(quiet, {}))["Alt-Diff violates the constrai"] == NOT_MEASURED

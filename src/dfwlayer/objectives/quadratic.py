@@ -48,9 +48,7 @@ class Quadratic:
             if not isinstance(tensor, Tensor):
                 raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         if q.layout != torch.strided:
-            raise ValueError(
-                f"q: expected a dense tensor, got layout {q.layout}; use .to_dense()"
-            )
+            raise ValueError(f"q: expected a dense tensor, got layout {q.layout}; use .to_dense()")
         if q.dim() not in (1, 2) or q.shape[-1] == 0:
             raise ValueError(f"q: expected shape (n,) or (B, n) with n ≥ 1, got {tuple(q.shape)}")
         if P is not None:
