@@ -1,4 +1,4 @@
-"""The kernels of faces and of small matrices against the formulas they stand for."""
+"""The kernel of faces against the formulas it stands for."""
 
 import pytest
 import torch
@@ -49,24 +49,3 @@ def test_face(B, n, weights, radii, dtype, device):
         for name in ("multiplier", "normal", "size"):
             mine, want = getattr(got, name).cpu().double(), getattr(exact, name)
             torch.testing.assert_close(mine[rows], want[rows], **tol)
-
-
-@devices
-@dtypes
-@pytest.mark.parametrize(("B", "n"), [(1, 1), (3, 6), (2, 100), (2, 300)])
-def test_multiply(B, n, dtype, device):
-    torch.manual_seed(1)
-    P, x = torch.randn(B, n, n, dtype=dtype), torch.randn(B, n, dtype=dtype)
-    got = face_kernels.multiply(P.to(device), x.to(device))
-    want = (P.double() @ x.double().unsqueeze(-1)).squeeze(-1)
-    assert (got.cpu().double() - want).abs().max() <= 16 * torch.finfo(dtype).eps * n
-
-
-@pytest.mark.cuda
-def test_multiply_leaves_gradients_alone():
-    P = torch.randn(2, 5, 5, device="cuda", requires_grad=True)
-    x = torch.randn(2, 5, device="cuda")
-    assert not face_kernels.multiplies(P, x)
-    with torch.no_grad():
-        assert face_kernels.multiplies(P, x)
-        assert not face_kernels.multiplies(P.mT, x)

@@ -1,6 +1,6 @@
-"""Triton kernels for CUDA: the face of an ℓ1 ball, and products with many small matrices.
+"""A Triton kernel for CUDA: the face of an ℓ1 ball.
 
-See `dfwlayer.kernels`, whose rules they follow.
+See `dfwlayer.kernels`, whose rules it follows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from dfwlayer.kernels import entries, is_wide, jit, launch, quotient_of, row_sum
 with suppress(ImportError):
     import triton.language as tl  # type: ignore[import-not-found]
 
-__all__ = ["FaceL1", "face_l1", "multiplies", "multiply", "takes"]
-
-TILE = 4096  # entries of a matrix that a program multiplies at a time
-WIDEST_MATRIX = 512
+__all__ = ["FaceL1", "face_l1", "takes"]
 
 
 class FaceL1(NamedTuple):
@@ -63,49 +60,6 @@ def face_l1(
         },
     )
     return FaceL1(free, multiplier, normal, size)
-
-
-def multiplies(P: Tensor, x: Tensor) -> bool:
-    """Whether ``multiply`` takes matrices (B, n, n) and vectors (B, n) like these."""
-    if P.shape[-1] > WIDEST_MATRIX or P.dim() != 3 or not take(x) or not P.is_contiguous():
-        return False
-    return not torch.is_grad_enabled() or not (P.requires_grad or x.requires_grad)
-
-
-def multiply(P: Tensor, x: Tensor) -> Tensor:
-    """P x of each problem, at twice the speed of the general matrix product."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    n = x.shape[-1]
-    block = 1 << (n - 1).bit_length()
-    part = max(1, min(block, TILE // block))
-    grid = (len(x), -(-n // part))
-    constants = {"PART": part, "BLOCK": block, "num_warps": 4}
-    index = x.get_device()
-    if index < 0 or index == torch.cuda.current_device():
-        _multiply[grid](P, x, out, n, **constants)
-    else:
-        with torch.cuda.device(index):
-            _multiply[grid](P, x, out, n, **constants)
-    return out
-
-
-@jit
-def _multiply(
-    P: tl.tensor,
-    x: tl.tensor,
-    out: tl.tensor,
-    n: tl.tensor,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    problem = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1) * PART + tl.arange(0, PART)
-    column = tl.arange(0, BLOCK)
-    cell = (row < n)[:, None] & (column < n)[None, :]
-    matrix = tl.load(P + problem * n * n + row[:, None] * n + column[None, :], mask=cell, other=0.0)
-    vector = tl.load(x + problem * n + column, mask=column < n, other=0.0)
-    tl.store(out + problem * n + row, tl.sum(matrix * vector[None, :], axis=1), mask=row < n)
 
 
 @jit

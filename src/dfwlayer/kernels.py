@@ -24,7 +24,26 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["available", "cg_update", "fits", "observe", "project_l1", "step_l1", "take"]
+__all__ = [
+    "EPS",
+    "available",
+    "cg_update",
+    "entries",
+    "fits",
+    "is_wide",
+    "jit",
+    "launch",
+    "layout_of",
+    "least_eta",
+    "observe",
+    "project_l1",
+    "pull_most",
+    "quotient_of",
+    "row_sum",
+    "row_sums",
+    "step_l1",
+    "take",
+]
 
 WIDEST = 16384  # entries of a problem that one program holds in registers
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}

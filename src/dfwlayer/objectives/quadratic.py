@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer import face_kernels
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
@@ -193,8 +192,6 @@ class Quadratic:
             return x
         if self.P.dim() == 2:
             return torch.mv(self.P, x) if x.dim() == 1 else x @ self.P  # P is symmetric
-        if face_kernels.multiplies(self.P, x):
-            return face_kernels.multiply(self.P, x)
         return (self.P @ x.unsqueeze(-1)).squeeze(-1)
 
     def value(self, x: Tensor) -> Tensor:
