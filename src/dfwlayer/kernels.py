@@ -146,6 +146,7 @@ class _Layout(NamedTuple):
 
 @cache
 def layout_of(n: int) -> _Layout:
+    """For problems of so many variables."""
     block = 1 << (n - 1).bit_length()
     rows = max(1, 256 // block) if block <= 64 else 1
     # More warps share the entries of a row, but wait for each other at every sum of them; 16 and
@@ -162,6 +163,7 @@ def is_wide(like: Tensor) -> bool:
 def launch(
     kernel: Any, like: Tensor, arguments: tuple[object, ...], constants: dict[str, Any]
 ) -> None:
+    """Launch a kernel for vectors of that shape, on their device."""
     n = like.shape[-1]
     rows = like.numel() // n
     if rows == 0:
@@ -198,6 +200,7 @@ def _project(
 
 
 def jit(function: Callable[..., Any]) -> Any:
+    """A kernel, or a part of one; without Triton just a function that nobody calls."""
     if triton is None:
         return function
     # other values of these shall not compile the kernel anew
@@ -207,11 +210,13 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @jit
 def entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
+    """Of a vector of each problem, 0 beyond its end."""
     return tl.load(vector + at, mask=cell, other=0.0)
 
 
 @jit
 def row_sum(a: tl.tensor) -> tl.tensor:
+    """The sum of each row."""
     return tl.sum(a, axis=1, keep_dims=True)
 
 
@@ -246,6 +251,7 @@ def pull_most(
 
 @jit
 def quotient_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """a / b where b > 0, else 0."""
     return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
 
 
@@ -343,6 +349,7 @@ def _cg_update(
 def least_eta(
     chosen: tl.tensor, square: tl.tensor, delta: tl.tensor, t: tl.tensor, otherwise: tl.tensor
 ) -> tl.tensor:
+    """The η of a set of entries, (t + Σ ω²δ) / Σ ω²; see ``project_l1``."""
     part = tl.where(chosen, square, 0.0)
     mass, moment = row_sums(part, part * delta)
     return tl.where(mass > 0, (t + moment) / tl.where(mass > 0, mass, 1.0), otherwise)
