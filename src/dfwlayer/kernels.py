@@ -25,7 +25,6 @@ except ImportError:
     triton = None
 
 __all__ = [
-    "EPS",
     "available",
     "cg_update",
     "entries",
