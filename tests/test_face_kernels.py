@@ -5,6 +5,7 @@ import torch
 
 from dfwlayer import face_kernels
 from dfwlayer.constraints.lp_face import lp_face
+from dfwlayer.scale import Scale
 from helpers import F64
 from kernel_cases import devices, dtypes
 
@@ -35,9 +36,11 @@ def make_face(B, n, weights, radii):
 def test_face(B, n, weights, radii, dtype, device):
     torch.manual_seed(0)
     given = [t.to(device, dtype) for t in make_face(B, n, weights, radii)]
-    for scale in (None, torch.rand(B).to(device, dtype) + 0.1):
+    curvature = (torch.rand(B, n, dtype=F64) + 0.1).to(device, dtype)
+    noise = 64 * torch.finfo(torch.float32).eps * torch.rand(n, dtype=F64).to(device, dtype)
+    for scale in (None, Scale(curvature, noise)):
         got = face_kernels.face_l1(*given, scale)
-        wide = None if scale is None else scale.cpu().double()
+        wide = None if scale is None else Scale(*(part.cpu().double() for part in scale))
         exact = lp_face(1.0, *(t.cpu().double() for t in given), wide, None)
         # with a rounded radius what is tight by construction may be so in one precision alone
         agree = (exact.multiplier > 0) == (got.multiplier.cpu() > 0)

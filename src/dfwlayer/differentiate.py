@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.expansion import Known, expand
 from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import dot, where_rows
+from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import check_no_others, level, one_batch, ranks_of
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
@@ -67,7 +67,7 @@ def locate(method: Method, problem: Problem, x: Tensor, settings: Settings) -> t
 def _face(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor, Face]:
     """f and ∇f at a solution, and its face."""
     value, gradient = problem.objective.value_and_gradient(x)
-    scale = value.abs() + dot(gradient, x).abs()
+    scale = problem.objective.scale(x, gradient)
     return value, gradient, problem.constraint.face(x, gradient, scale)
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.kernels import entries, is_wide, jit, launch, quotient_of, row_sums, take
+from dfwlayer.kernels import entries, is_wide, jit, launch, quotient_of, row_sum, row_sums, take
+from dfwlayer.scale import Scale
 
 with suppress(ImportError):
     import triton.language as tl  # type: ignore[import-not-found]
@@ -38,11 +39,14 @@ def face_l1(
     radius: Tensor,  # () or (...)
     x: Tensor,  # (..., n)
     g: Tensor,  # (..., n)
-    scale: Tensor | None,  # (...)
+    scale: Scale | None,
 ) -> FaceL1:
     """The face in one launch."""
     x, g, weight, radius = x.contiguous(), g.contiguous(), weight.contiguous(), radius.contiguous()
-    scale = None if scale is None else scale.contiguous()
+    curvature, noise = (None, None) if scale is None else scale
+    if curvature is not None and noise is not None:
+        curvature, noise = curvature.expand_as(x).contiguous(), noise.expand_as(x).contiguous()
+    numbers = (weight, radius, x, g, curvature, noise)
     columns = weight.shape[-1]
     weight_stride = columns if weight.numel() > columns else 0
     length_stride = 1 if radius.numel() > 1 else 0
@@ -52,7 +56,7 @@ def face_l1(
     launch(
         _face_l1,
         x,
-        (weight, radius, x, g, scale, free, multiplier, normal, size, weight_stride, length_stride),
+        (*numbers, free, multiplier, normal, size, weight_stride, length_stride),
         {
             "WEIGHTED": columns > 1,
             "TINY": finfo.tiny,
@@ -68,7 +72,8 @@ def _face_l1(
     radius: tl.tensor,
     x: tl.tensor,
     g: tl.tensor,
-    scale: tl.tensor,
+    curvature: tl.tensor,
+    noise: tl.tensor,
     free: tl.tensor,
     multiplier: tl.tensor,
     normal: tl.tensor,
@@ -100,22 +105,30 @@ def _face_l1(
     weighted = w * tl.abs(point)
     length, along = row_sums(weighted, slope * point)
     force = quotient_of(-along, length)  # g = −λ ∇h
-    room = 1 - length / tl.maximum(t, TINY)
-    if scale is None:
-        tight = room <= ROOM
-    else:
-        level = tl.maximum(tl.load(scale + row, mask=here, other=1.0), TINY)
-        tight = force * length > room * level
+    blur = 0.0
+    if noise is None:
+        tight = 1 - length / tl.maximum(t, TINY) <= ROOM
+    else:  # see `dfwlayer.scale.Scale.felt`
+        bend = entries(curvature, at, cell)
+        error = entries(noise, at, cell)
+        some = cell & (point != 0)
+        unit = tl.max(tl.where(some, w, 0.0), axis=1, keep_dims=True)
+        unit = tl.where(unit > 0, unit, 1.0)
+        square = tl.where(some, (w / unit) * (w / unit), 0.0)
+        width, bent = row_sums(square, square * bend)
+        blur = row_sum(error * tl.abs(point))
+        blur = quotient_of(blur, length)
+        width = tl.where(width > 0, width, 1.0)
+        slack = tl.maximum(t - length, 0.0) / unit
+        tight = (force - blur) * unit > bent / (width * width) * slack
     # threads may round a sum differently; they have to agree all the same
     felt = tl.where(cell, (tight & (force > 0)).to(tl.int32), 1)
     active = tl.min(felt, axis=1, keep_dims=True) > 0
     force = tl.where(active, force, 0.0)
     loose = point != 0
-    if scale is not None:
-        dual = 1 - tl.abs(slope) / tl.maximum(w * force, TINY)
-        least = tl.min(tl.where(cell, dual, float("inf")), axis=1, keep_dims=True)
-        unsure = tl.maximum(-2 * least, 0.0)
-        loose = loose & (weighted > (dual - unsure) * length)
+    if noise is not None:
+        left = w * force - tl.abs(slope)
+        loose = loose & (left <= error + w * blur + bend * tl.abs(point))
     loose = loose | (active == 0)
     loose = loose & ((t > 0) | (w <= 0))
     side = tl.where(point > 0, w, tl.where(point < 0, -w, 0.0))

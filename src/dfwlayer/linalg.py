@@ -22,6 +22,7 @@ __all__ = [
     "any_row",
     "as_rows",
     "axpy",
+    "column",
     "conjugate_gradient",
     "descend",
     "dot",
@@ -171,6 +172,11 @@ def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per ro
     if isinstance(each, Tensor):
         return each.squeeze(-1).to(dtype)
     return torch.tensor(each, dtype=dtype)
+
+
+def column(each: Scalar, like: Tensor) -> Tensor:  # number per row -> (..., 1)
+    """A number for each problem as a tensor that goes with vectors."""
+    return each if isinstance(each, Tensor) else like.new_tensor([each])
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.hull import Hull
+from dfwlayer.scale import Scale
 
 __all__ = [
     "Atoms",
@@ -139,11 +140,11 @@ class Constraint(Protocol):
     def diameter(self, n: int) -> Tensor:
         """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity."""
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> Face:
         """The local face at x, given ∇f(x) = g.
 
-        Without ``scale`` it is the face x lies on to rounding. With the size (B,) of the
-        objective's values it is the face on which the solution next to x is expected.
+        Without ``scale`` it is the face x lies on to rounding. With the scale of f at x it is the
+        face on which the solution next to x is expected, as `dfwlayer.scale` tells it.
         """
 
 
@@ -204,7 +205,7 @@ class RecordableConstraint(Constraint, Protocol):
     def assume_bounded(self) -> Self:
         """The set, known to bound every coordinate."""
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> RecordableFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> RecordableFace:
         """See `Constraint`."""
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> RecordableFace:

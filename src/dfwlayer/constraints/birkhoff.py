@@ -17,6 +17,7 @@ from dfwlayer.constraints.birkhoff_projection import (
     project_birkhoff,
 )
 from dfwlayer.linalg import dot
+from dfwlayer.scale import ROUNDING, Scale
 
 __all__ = ["Birkhoff"]
 
@@ -131,7 +132,7 @@ class Birkhoff:
         """√(2n) of the matrix's n, unless it has one entry only."""
         return torch.tensor(math.sqrt(2 * self.n) if self.n > 1 else 0.0)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> BirkhoffFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> BirkhoffFace:
         """Entries that are zero stay; with a scale also those about to be.
 
         At a solution ∇f = −u_i − v_j where x_ij > 0, and ≥ that elsewhere. u and v are the least
@@ -143,9 +144,10 @@ class Birkhoff:
         u, v = u + v[..., -1:], v - v[..., -1:]  # the last column needs no multiplier of its own
         free = x > 0
         if scale is not None:
-            slack = (cost + u.unsqueeze(-1) + v.unsqueeze(-2)).reshape(x.shape)
-            tiny = torch.finfo(x.dtype).tiny
-            free = free & (x > slack / scale.clamp_min(tiny).unsqueeze(-1))
+            potential = u.unsqueeze(-1) + v.unsqueeze(-2)
+            force = (cost + potential).reshape(x.shape).to(x.dtype)
+            blur = ROUNDING * torch.finfo(x.dtype).eps * potential.reshape(x.shape).abs()
+            free = free & ~scale.holds(force, x, blur.to(x.dtype))
         multiplier = torch.cat((u, v[..., :-1]), -1).to(x.dtype)
         return BirkhoffFace(self.n, x, free, multiplier)
 

@@ -13,6 +13,7 @@ from dfwlayer.constraints.base import Atoms
 from dfwlayer.hull import Descent, Hull, descend_over_hull
 from dfwlayer.linalg import dot, norm
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.scale import Scale
 
 __all__ = ["CustomSet"]
 
@@ -132,7 +133,7 @@ class CustomSet:
         """Infinity: nobody knows."""
         return torch.tensor(torch.inf)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> HullFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> HullFace:
         """The affine hull of the vertices of which x is found to be a combination."""
         return self.face_of_hull(self._nearest(x).hull)
 

@@ -17,6 +17,7 @@ from dfwlayer.constraints.scaling import scaled_into
 from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.linalg import dot, norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.scale import Scale
 
 __all__ = ["Ellipsoid"]
 
@@ -185,23 +186,28 @@ class Ellipsoid:
         """2t over the least singular value."""
         return 2 * self._radius / self._axes.scale[..., -1]
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> EllipsoidFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> EllipsoidFace:
         """All directions but the normal, where ‖Ax‖ = t and x is pushed outwards.
 
-        The constraint is active as for a norm ball (`dfwlayer.constraints.lp_face`).
+        See `dfwlayer.scale`.
         """
         finfo = torch.finfo(x.dtype)
         A, radius = self.A.detach(), self._radius.detach()
-        size = norm(_times(A, x))
-        multiplier = -dot(g, x) / torch.where(size > 0, size, 1)
-        room = 1 - size / radius.clamp_min(finfo.tiny)
+        image = _times(A, x)
+        size = norm(image)
+        some = size > 0
+        length = torch.where(some, size, 1)
+        multiplier = -dot(g, x) / length
         if scale is None:
             # what rounding of x does to ‖Ax‖
-            loss = self._axes.scale[..., 0] * norm(x) / radius.clamp_min(finfo.tiny)
-            tight = room <= 8 * finfo.eps * (x.shape[-1] ** 0.5 + loss)
+            loss = self._axes.scale[..., 0] * norm(x)
+            tight = radius - size <= 8 * finfo.eps * (x.shape[-1] ** 0.5 * radius + loss)
         else:
-            tight = multiplier * size > room * scale.clamp_min(finfo.tiny)
-        active = tight & (multiplier > 0) & (size > 0)
+            normal = _times(A.mT, image / length.unsqueeze(-1))
+            gauge = x / length.unsqueeze(-1)
+            slack = (radius - size).unsqueeze(-1)
+            tight = scale.felt(multiplier.unsqueeze(-1), slack, normal, gauge).squeeze(-1)
+        active = tight & (multiplier > 0) & some
         free = (radius > 0).unsqueeze(-1).expand_as(x)
         multiplier = torch.where(active & (radius > 0), multiplier, 0)
         return EllipsoidFace(self.A, self._radius, x, free, multiplier.unsqueeze(-1))

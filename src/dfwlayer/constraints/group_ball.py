@@ -14,6 +14,7 @@ from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
 from dfwlayer.constraints.shifted import Centred
 from dfwlayer.linalg import Scalar
+from dfwlayer.scale import Scale
 
 __all__ = ["GroupBall"]
 
@@ -139,12 +140,14 @@ class GroupBall(Centred):
         """2 max t/w."""
         return self._ball.diameter(self._groups.count)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> GroupFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> GroupFace:
         """The groups that are not zero, told like the support of a point of the ℓ1 ball."""
         groups = self._groups
         norms = groups.norms(x)
         along = groups.sums(g * groups.units(x, norms))
         pull = torch.where(norms > 0, along, groups.norms(g))
+        if scale is not None:
+            scale = Scale(*(groups.norms(part.expand_as(x)) for part in scale))
         outer = self._ball.face(norms, pull, scale)
         return GroupFace(groups, outer.weight, self._radius, x, outer.free, outer.multiplier)
 

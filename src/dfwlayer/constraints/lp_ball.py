@@ -20,6 +20,7 @@ from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.constraints.signed_axes import SignedAxes
 from dfwlayer.linalg import dot, scaled_norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
 
@@ -312,7 +313,7 @@ class LpBall:
         size = 2 * scaled_norm(reach, order)
         return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> LpFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> LpFace:
         """See `dfwlayer.constraints.lp_face.lp_face`."""
         return lp_face(self.p, self._sizes, self._radius, x, g, scale, self.unbounded())
 
@@ -331,8 +332,8 @@ class LpBall:
                 x, *parts = map(torch.from_numpy, found)
                 return x, self.face_of(x, (*parts, size))
         x = self.retract(self.project(z))
-        g = x - z
-        return x, self.face(x, g, dot(x, x) + dot(g, x).abs())
+        scale = scale_of_terms(torch.ones_like(z[..., :1]), x, z.abs())
+        return x, self.face(x, x - z, scale)
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
         """See `RecordableConstraint`."""

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from dfwlayer import face_kernels
-from dfwlayer.linalg import Mask, Scalar, fill, inner, maximum, number, ratio, scaled_norm, select
+from dfwlayer.linalg import (
+    Mask,
+    Scalar,
+    column,
+    fill,
+    inner,
+    maximum,
+    number,
+    ratio,
+    scaled_norm,
+    select,
+)
+from dfwlayer.scale import Scale
 
 __all__ = ["LpFace", "lp_face"]
 
@@ -19,19 +31,16 @@ def lp_face(
     radius: Tensor,  # (...)
     x: Tensor,  # (..., n)
     g: Tensor,  # (..., n), ∇f(x)
-    scale: Tensor | None,  # (...), size of the objective's values
+    scale: Scale | None,
     unbounded: Tensor | None,  # mask of the coordinates of zero weight, None if there are none
 ) -> LpFace:
     """Tell the face from x and g.
 
     Without a scale it is the face x lies on, to rounding, unless the multiplier says that x
-    wants to leave it for the inside. With one it is the face of the solution next to x: at a
-    solution each coordinate, and the constraint as a whole, has either a primal slack or a
-    dual one, and the other is zero up to rounding. So the larger of the two, both measured
-    relative to their own scale, tells the side; this also holds for a solution that is only
-    approximate. Where both are zero the solution is not differentiable, and the face without
-    the coordinate or constraint in question is taken, which gives one of the one-sided
-    derivatives.
+    wants to leave it for the inside. With one it is the face of the solution next to x, as
+    `dfwlayer.scale` tells it. Where slack and force are both zero the solution is not
+    differentiable, and the face without the coordinate or constraint in question is taken,
+    which gives one of the one-sided derivatives.
     """
     constant = weight.detach()
     if p == 1 and unbounded is None and face_kernels.takes(x):
@@ -40,13 +49,12 @@ def lp_face(
     t = number(radius.detach())
     tiny, rounding = torch.finfo(x.dtype).tiny, 8 * torch.finfo(x.dtype).eps
     if p == torch.inf:
-        share = constant * x.abs() / maximum(t, tiny)  # w_i |x_i| / t
-        force = -g * x  # the multiplier −g_i sign(x_i) of a bound, times |x_i|
+        reach = t / constant
+        force = -g * torch.sign(x)
         if scale is None:
-            at_bound = (share >= 1 - rounding) & (force > 0)
+            at_bound = (x.abs() >= (1 - rounding) * reach) & (force > 0)
         else:
-            pressed = force / maximum(number(scale), tiny)
-            at_bound = (pressed >= 1 - share) & (share > 0.5)
+            at_bound = scale.holds(force, (reach - x.abs()).clamp_min(0))
         at_bound = at_bound | (t == 0)
         if unbounded is not None:
             at_bound = at_bound & ~unbounded
@@ -54,25 +62,27 @@ def lp_face(
         return LpFace(p, weight, radius, x, ~at_bound, zero, torch.zeros_like(x), zero)
     weighted = constant * x.abs()
     size = number(scaled_norm(weighted, p))
-    slope = inner(g, x if unbounded is None else x.masked_fill(unbounded, 0))
-    multiplier = ratio(-slope, size, 0.0)  # g = −λ ∇h
-    room = 1 - size / maximum(t, tiny)
+    bounded = x if unbounded is None else x.masked_fill(unbounded, 0)
+    multiplier = ratio(-inner(g, bounded), size, 0.0)  # g = −λ ∇h
+    normal = constant * torch.sign(x)
+    if p != 1:
+        normal = normal * (weighted / maximum(size, tiny)) ** (p - 1)
+    tight: Mask
     if scale is None:
-        tight = room <= rounding * x.shape[-1] ** 0.5
+        tight = 1 - size / maximum(t, tiny) <= rounding * x.shape[-1] ** 0.5
     else:
-        tight = multiplier * size > room * maximum(number(scale), tiny)
+        gauge = bounded / maximum(size, tiny)
+        felt = scale.felt(column(multiplier, x), column(t - size, x), normal, gauge)
+        tight = felt if isinstance(multiplier, Tensor) else bool(felt)
     active = tight & (multiplier > 0)
     multiplier = select(active, multiplier, 0.0)
     if active is False:
         free = torch.ones_like(x, dtype=torch.bool)
         normal = torch.zeros_like(x)
     else:
-        free = _free(p, constant, x, g, weighted, size, multiplier, scale is not None)
+        free = _free(p, constant, x, g, size, multiplier, scale)
         if unbounded is not None:
             free = free | unbounded
-        normal = constant * torch.sign(x)
-        if p != 1:
-            normal = normal * (weighted / maximum(size, tiny)) ** (p - 1)
         if active is not True:
             free = free | ~torch.as_tensor(active)
             normal = torch.where(torch.as_tensor(active), normal, 0)
@@ -87,21 +97,18 @@ def _free(
     weight: Tensor,
     x: Tensor,
     g: Tensor,
-    weighted: Tensor,
     size: Scalar,
     multiplier: Scalar,
-    nearby: bool,
+    scale: Scale | None,
 ) -> Tensor:
     """Mask of the coordinates that can move along an active face."""
     if p >= 2:
         return torch.ones_like(x, dtype=torch.bool)
-    if p > 1 or not nearby:  # for p < 2 the curvature is infinite at 0: what is there stays
+    if p > 1 or scale is None:  # for p < 2 the curvature is infinite at 0: what is there stays
         return x != 0
-    tiny = torch.finfo(x.dtype).tiny
-    dual = 1 - g.abs() / (weight * multiplier).clamp_min(tiny)
-    # where |g_i| exceeds λw_i, that is rounding, or what the method left: the scale of both signs
-    unsure = (-2 * dual.amin(-1, keepdim=True)).clamp_min(0)
-    return (weighted > (dual - unsure) * size) & (x != 0)
+    # the kink of |x_i| holds a coordinate with what λw_i has left beyond |g_i|
+    blur = weight * scale.blur(x / maximum(size, torch.finfo(x.dtype).tiny))
+    return (x != 0) & ~scale.holds(weight * multiplier - g.abs(), x.abs(), blur)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dfwlayer.constraints.polyhedral_face import Equation, Facets, PolyhedralFac
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.simplex import CappedSimplex, Simplex
 from dfwlayer.linalg import any_row
+from dfwlayer.scale import ROUNDING, Scale
 
 __all__ = ["PlaneCut"]
 
@@ -237,7 +238,7 @@ class PlaneCut(PolyhedralSet):
             mu = falling_root(evaluate, -endless, endless, guess, size)
             return self.base.project(z - mu * a)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> PolyhedralFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """The face of S, with one more normal.
 
         Where x is at a vertex of S, as far as a is concerned, the coordinates do not tell μ. But
@@ -254,7 +255,8 @@ class PlaneCut(PolyhedralSet):
         if not any_row(stuck):
             return face
         mu = self._dual(g).multiplier
-        below = self.base.face(x, g + mu * a, scale)
+        rounding = ROUNDING * torch.finfo(x.dtype).eps
+        below = self.base.face(x, g + mu * a, scale.noisier(rounding * (mu * a).abs()))
         normals = (*below.normals, a * below.free)
         return replace(
             face,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg import dot
+from dfwlayer.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
 
@@ -119,26 +120,24 @@ def polyhedral_face(
     facets: Callable[[Tensor], Facets],
     x: Tensor,  # (..., n)
     g: Tensor,  # (..., n), ∇f(x)
-    scale: Tensor | None,  # (...), size of the objective's values
+    scale: Scale | None,
 ) -> PolyhedralFace:
     """Tell the face from x and g.
 
     Without a scale it is the face x lies on, to rounding, but for bounds, and the constraint
     Σ w|x| ≤ t, whose multiplier says that x wants to leave. With one it is the face of the
-    solution next to x: of the slack of a constraint and its multiplier, both relative to their
-    own scale, the larger one tells whether it is active.
+    solution next to x, as `dfwlayer.scale` tells it.
     """
     constant = facets(x).detach()
-    size = None if scale is None else scale.unsqueeze(-1).clamp_min(torch.finfo(x.dtype).tiny)
     near = _Nearest.of(constant, x)
     rows = [a.expand_as(x) for a, _ in constant.equations]
     side: Tensor | None = None
     if constant.weight is None:
         multiplier = _multipliers(rows, g, near, near.slack)
-        at_bound = near.holds(_reduced(g, rows, multiplier), size)
+        at_bound = near.holds(_reduced(g, rows, multiplier), _noisier(scale, rows, multiplier))
         free = ~at_bound
     else:
-        norm = _weighted_norm(constant, x, g, near, rows, size)
+        norm = _weighted_norm(constant, x, g, near, rows, scale)
         multiplier, at_bound = norm.multiplier, norm.at_bound
         free = ~(at_bound | norm.at_zero)
         side = torch.where(norm.active & ~norm.at_zero, near.side(x), 0)
@@ -148,21 +147,33 @@ def polyhedral_face(
     return PolyhedralFace(facets, x, free, multiplier, normals, side, bound)
 
 
+def _noisier(scale: Scale | None, rows: list[Tensor], multiplier: Tensor) -> Scale | None:
+    """The scale of g + Σ λ_j a_j, where what is added has rounding of its own."""
+    if scale is None or not rows:
+        return scale
+    terms = [(multiplier[..., j : j + 1] * a).abs() for j, a in enumerate(rows)]
+    rounding = ROUNDING * torch.finfo(multiplier.dtype).eps
+    return scale.noisier(rounding * torch.stack(terms).sum(0))
+
+
 class _Nearest(NamedTuple):
     """The nearer bound of each coordinate."""
 
     above: Tensor  # (..., n), whether it is the upper one
     slack: Tensor  # (..., n), the distance to it
-    extent: Tensor  # (..., n), the length that is relative to; zero if there is no room at all
+    size: Tensor  # (..., n), the numbers it is the difference of
+    shut: Tensor  # (..., n), there is no room at all
+    largest: Tensor  # (..., 1), |x|
 
     @classmethod
     def of(cls, facets: Facets, x: Tensor) -> _Nearest:
         below, beyond = x - facets.lower, facets.upper - x
-        extent = (facets.upper - facets.lower).expand_as(x)
-        largest = x.abs().amax(-1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1)
-        extent = torch.where(torch.isfinite(extent), extent, largest)
-        return cls(beyond < below, torch.minimum(below, beyond).clamp_min(0), extent)
+        above = beyond < below
+        bound = torch.where(above, facets.upper, facets.lower).abs()
+        size = torch.maximum(x.abs(), torch.where(torch.isfinite(bound), bound, 0))
+        shut = (facets.lower >= facets.upper).expand_as(x)
+        slack = torch.minimum(below, beyond).clamp_min(0)
+        return cls(above, slack, size, shut, x.abs().amax(-1, keepdim=True))
 
     @property
     def outward(self) -> Tensor:
@@ -173,15 +184,15 @@ class _Nearest(NamedTuple):
         """sign(x), also for an x that is held at a bound that is zero."""
         return torch.where(x != 0, torch.sign(x), torch.where(self.slack > 0, 0, self.outward))
 
-    def holds(self, reduced: Tensor, scale: Tensor | None) -> Tensor:
+    def holds(self, reduced: Tensor, scale: Scale | None) -> Tensor:
         """Mask of the coordinates held by the bound; ``reduced`` is minus the bound's force."""
         pressed = -self.outward * reduced
         if scale is None:
             rounding = 8 * torch.finfo(reduced.dtype).eps
-            held = (self.slack <= rounding * self.extent) & (pressed > 0)
+            held = (self.slack <= rounding * self.size) & (pressed > 0)
         else:
-            held = pressed * self.extent**2 > self.slack * scale
-        return held | (self.extent <= 0)
+            held = scale.holds(pressed, self.slack)
+        return held | self.shut
 
 
 class _WeightedNorm(NamedTuple):
@@ -199,25 +210,26 @@ def _weighted_norm(
     g: Tensor,
     near: _Nearest,
     equations: list[Tensor],
-    scale: Tensor | None,
+    scale: Scale | None,
 ) -> _WeightedNorm:
     """Whether it is active, and the coordinates that are held then."""
     weight, radius = facets.weight, facets.radius
     assert weight is not None
     assert radius is not None
     finfo = torch.finfo(x.dtype)
-    weighted = weight * x.abs()
-    size = weighted.sum(-1, keepdim=True)
-    at_kink = x.abs() <= 64 * finfo.eps * torch.minimum(near.slack, near.extent)
-    rows = [weight * torch.where(at_kink & (near.slack > 0), 0, near.side(x)), *equations]
+    size = (weight * x.abs()).sum(-1, keepdim=True)
+    at_kink = x.abs() <= 4 * finfo.eps * near.largest
+    slope = weight * torch.where(at_kink & (near.slack > 0), 0, near.side(x))
+    rows = [slope, *equations]
     room = torch.where(weight > 0, torch.minimum(near.slack, x.abs()), near.slack)
     multiplier = _multipliers(rows, g, near, room, torch.where(at_kink, weight, 0))
     first = multiplier[..., :1]
-    missing = (radius - size) / radius.clamp_min(finfo.tiny)
+    missing = radius - size
     if scale is None:
-        tight = missing <= 8 * finfo.eps * x.shape[-1] ** 0.5
+        tight = missing <= 8 * finfo.eps * x.shape[-1] ** 0.5 * radius
     else:
-        tight = first * size > missing * scale
+        scale = _noisier(scale, equations, multiplier[..., 1:])
+        tight = scale.felt(first, missing, slope, _gauge(slope, room))
     point = radius == 0
     active = (tight & (first > 0)) | point
     others = _multipliers(equations, g, near, near.slack)
@@ -226,18 +238,26 @@ def _weighted_norm(
     first = multiplier[..., :1].clamp_min(0)
     # where zero is nearer than the bound, it is zero that may hold
     kinked = active & (weight > 0)
-    at_bound = near.holds(_reduced(g, rows, multiplier), scale)
+    at_bound = near.holds(_reduced(g, rows, multiplier), _noisier(scale, rows[:1], first))
     at_bound = at_bound & ~(kinked & (x.abs() < near.slack))
     at_zero = x == 0
     if scale is not None:
+        # the kink of |x_i| holds a coordinate with what λw_i has left beyond the pull on it
         pull = _reduced(g, equations, multiplier[..., 1:]).abs()
-        dual = 1 - pull / (weight * first).clamp_min(finfo.tiny)
-        # where the pull exceeds λw without a bound that holds against it, that is rounding, or
-        # what the method left: the scale of both signs
-        most = torch.where(at_bound | (weight == 0), 0, -2 * dual).amax(-1, keepdim=True)
-        at_zero = at_zero | (weighted <= (dual - most.clamp_min(0)) * size)
+        blur = weight * scale.blur(_gauge(slope, room))
+        at_zero = at_zero | scale.holds(weight * first - pull, x.abs(), blur)
     at_zero = kinked & ((at_zero & ~at_bound) | point)
     return _WeightedNorm(active, multiplier, at_bound & ~(point & (weight > 0)), at_zero)
+
+
+def _gauge(slope: Tensor, room: Tensor) -> Tensor:
+    """The vector v along which λ = −⟨g, v⟩ is found where coordinates have room: ⟨slope, v⟩ = 1."""
+    share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(room.dtype).tiny)
+    unit = slope.abs().amax(-1, keepdim=True)
+    unit = torch.where(unit > 0, unit, 1)
+    along = slope / unit
+    width = (share * along * along).sum(-1, keepdim=True)
+    return share * along / (torch.where(width > 0, width, 1) * unit)
 
 
 def _reduced(g: Tensor, rows: list[Tensor], multiplier: Tensor) -> Tensor:
@@ -262,7 +282,7 @@ def _multipliers(
     if not rows:
         return g[..., :0]
     # a coordinate that is about to be held says little of λ, and nothing if all but rounding is
-    room = torch.where(room > 64 * torch.finfo(g.dtype).eps * near.extent, room, 0)
+    room = torch.where(room > 64 * torch.finfo(g.dtype).eps * near.largest, room, 0)
     share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
     if len(rows) > 1:
         a = torch.stack(rows, -2)

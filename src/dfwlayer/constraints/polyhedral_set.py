@@ -14,6 +14,7 @@ from dfwlayer.constraints import parameters
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.parameters import Kinds
 from dfwlayer.constraints.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
+from dfwlayer.scale import Scale
 
 __all__ = ["PolyhedralSet", "soften"]
 
@@ -86,7 +87,7 @@ class PolyhedralSet(ABC):
             most = torch.maximum(most, ((a * y).sum(-1) - b.squeeze(-1)).abs())
         return most.clamp_min(0).to(x.dtype)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> PolyhedralFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """See `dfwlayer.constraints.polyhedral_face.polyhedral_face`."""
         return polyhedral_face(self.facets, x, g, scale)
 

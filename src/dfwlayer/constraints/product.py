@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms, Constraint, Face, constraint_is_shifted
 from dfwlayer.constraints.shifted import Shifted
+from dfwlayer.scale import Scale
 
 __all__ = ["Product"]
 
@@ -162,10 +163,12 @@ class Product:
         each = [part.diameter(c) for part, c in zip(self.sets, self._counts, strict=True)]
         return reduce(torch.hypot, each)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> ProductFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> ProductFace:
         """The product of the faces."""
-        blocks = zip(self.sets, self._split(x), self._split(g), strict=True)
-        faces = tuple(part.face(own, slope, scale) for part, own, slope in blocks)
+        ends = [0, *accumulate(self._counts)]
+        scales = [None if scale is None else scale.block(i, j) for i, j in pairwise(ends)]
+        blocks = zip(self.sets, self._split(x), self._split(g), scales, strict=True)
+        faces = tuple(part.face(own, slope, each) for part, own, slope, each in blocks)
         multipliers = [
             torch.as_tensor(
                 getattr(face, "multiplier", 0.0), dtype=x.dtype, device=x.device

@@ -15,6 +15,7 @@ from dfwlayer.constraints.schatten_face import SchattenFace, SpectralFace
 from dfwlayer.constraints.shifted import Centred
 from dfwlayer.constraints.singular import Factors, factors, spectral_function
 from dfwlayer.linalg import scaled_norm
+from dfwlayer.scale import Scale
 
 __all__ = ["NuclearBall", "SchattenBall", "SpectralBall"]
 
@@ -200,9 +201,7 @@ class SchattenBall(Centred):
         count = min(self.shape) if self.shape is not None else n
         return self._ball.diameter(count)
 
-    def face(
-        self, x: Tensor, g: Tensor, scale: Tensor | None = None
-    ) -> SchattenFace | SpectralFace:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> SchattenFace | SpectralFace:
         """The rank of x, or the singular values at the bound, told like a face of the ℓp ball.
 
         What a coordinate and its slope are there are here σ_i and ⟨u_i v_iᵀ, g⟩.
@@ -212,6 +211,11 @@ class SchattenBall(Centred):
         if self.p == torch.inf:
             at = self._turned(at, slope)
         pull = (at.left * (slope @ at.right)).sum(-2)
+        if scale is not None:
+            scale = scale.whole()
+            # rounding of the entries of x moves every singular value
+            unit = torch.finfo(x.dtype).eps * (at.left.shape[-2] + at.right.shape[-2])
+            scale = scale.noisier(scale.curvature * unit * at.values[..., :1])
         outer = self._ball.face(at.values, pull, scale)
         frozen = (self._radius.detach() == 0).unsqueeze(-1).expand_as(x[..., :1])
         if self.p == torch.inf:

@@ -12,6 +12,7 @@ from dfwlayer.constraints import parameters
 from dfwlayer.constraints.base import Atoms, Constraint, Face
 from dfwlayer.constraints.parameters import Kind
 from dfwlayer.linalg import dot
+from dfwlayer.scale import Scale
 
 __all__ = ["Centred", "Shifted", "round_towards"]
 
@@ -130,7 +131,7 @@ class Shifted:
         """That of S."""
         return self.constraint.diameter(n)
 
-    def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> Face:
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> Face:
         """The face of S at x − c, with the same directions, normals and curvature."""
         return self.constraint.face(x - self._centre(x).detach(), g, scale)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg import Scalar
+from dfwlayer.scale import Scale
 
 __all__ = [
     "Curvature",
@@ -103,6 +104,9 @@ class Objective(Protocol):
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""
+
+    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
+        """The curvature of f and the rounding of its gradient at x, both (..., n)."""
 
 
 class RecordableObjective(Objective, Protocol):

@@ -8,10 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg import Scalar, dot, where_rows
+from dfwlayer.linalg import Scalar, dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.sparse import SparseMatrix
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
+from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["LeastSquares"]
 
@@ -201,6 +202,21 @@ class LeastSquares:
 
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
+
+    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
+        """From the lengths of A's columns, and that of b."""
+        length = self._lengths
+        return scale_of_terms(length**2, x, length * norm(self.b.detach()).unsqueeze(-1))
+
+    @property
+    def _lengths(self) -> Tensor:
+        """‖A_i‖ of the columns of A, (n,) or (B, n)."""
+        if self.A.layout == torch.strided:
+            lengths: Tensor = torch.linalg.vector_norm(self.A.detach(), dim=-2)
+            return lengths
+        sparse = self._sparse
+        total = sparse.entries.new_zeros(self.A.shape[-1])
+        return total.index_add(0, sparse.col.long(), sparse.entries**2).sqrt()
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
+from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
 
@@ -263,6 +264,14 @@ class Quadratic:
             return _substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
 
         return None if bool(info.any()) else solve
+
+    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
+        """From the diagonal of P, and |q|."""
+        if self.P is None:
+            diagonal = torch.ones_like(self.q[..., :1])
+        else:
+            diagonal = self.P.detach().diagonal(dim1=-2, dim2=-1)
+        return scale_of_terms(diagonal, x, self.q.detach().abs())
 
     def curvature(self) -> Curvature:
         """Eigenvalues for small n, Lanczos and the norms of P beyond."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
+from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["Smooth"]
 
@@ -199,6 +200,23 @@ class Smooth:
             return None
         high = torch.as_tensor(self.lipschitz, dtype=self.dtype, device=self.device)
         return Curvature(torch.zeros_like(high), high)
+
+    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
+        """The largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.
+
+        What ∇f(x) is the sum of is not known; for a function with that curvature it is of the
+        size of its change from 0 to x.
+        """
+        fixed = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign() + 0.1
+        curvature = torch.zeros_like(x[..., :1])
+        for v in (fixed.expand_as(x), x, gradient):
+            largest = v.abs().amax(-1, keepdim=True)
+            v = v / torch.where(largest > 0, largest, 1)
+            square = (v * v).sum(-1, keepdim=True)
+            along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
+            along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
+            curvature = torch.where(along > curvature, along, curvature)
+        return scale_of_terms(curvature, x, gradient.abs().amax(-1, keepdim=True))
 
     def _probe(self) -> int | None:
         """The batch fn's parameters describe, read off its output."""

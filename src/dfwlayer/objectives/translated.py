@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import Scalar, where_rows
 from dfwlayer.objectives.base import Curvature, Objective
+from dfwlayer.scale import Scale
 
 __all__ = ["Translated"]
 
@@ -96,3 +97,7 @@ class Translated:
     def curvature(self) -> Curvature | None:
         """f's."""
         return self.objective.curvature()
+
+    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
+        """f's at c + y."""
+        return self.objective.scale(self.origin.detach() + x, gradient)
