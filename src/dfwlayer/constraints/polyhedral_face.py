@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -147,7 +147,10 @@ def polyhedral_face(
     return PolyhedralFace(facets, x, free, multiplier, normals, side, bound)
 
 
-def _noisier(scale: Scale | None, rows: list[Tensor], multiplier: Tensor) -> Scale | None:
+_MaybeScale = TypeVar("_MaybeScale", Scale, Scale | None)
+
+
+def _noisier(scale: _MaybeScale, rows: list[Tensor], multiplier: Tensor) -> _MaybeScale:
     """The scale of g + Σ λ_j a_j, where what is added has rounding of its own."""
     if scale is None or not rows:
         return scale
@@ -222,14 +225,17 @@ def _weighted_norm(
     slope = weight * torch.where(at_kink & (near.slack > 0), 0, near.side(x))
     rows = [slope, *equations]
     room = torch.where(weight > 0, torch.minimum(near.slack, x.abs()), near.slack)
-    multiplier = _multipliers(rows, g, near, room, torch.where(at_kink, weight, 0))
+    kink = torch.where(at_kink, weight, 0)
+    multiplier = _multipliers(rows, g, near, room, kink)
     first = multiplier[..., :1]
     missing = radius - size
     if scale is None:
         tight = missing <= 8 * finfo.eps * x.shape[-1] ** 0.5 * radius
     else:
         scale = _noisier(scale, equations, multiplier[..., 1:])
-        tight = scale.felt(first, missing, slope, _gauge(slope, room))
+        # at a vertex, where λ is not determined, what cannot be explained by less tells
+        least = _multipliers(rows, g, near, room, kink, least=True)[..., :1]
+        tight = scale.felt(least, missing, slope, _gauge(slope, room))
     point = radius == 0
     active = (tight & (first > 0)) | point
     others = _multipliers(equations, g, near, near.slack)
@@ -273,11 +279,13 @@ def _multipliers(
     near: _Nearest,
     room: Tensor,  # (..., n), how far coordinates are from where they would be held
     kink: Tensor | None = None,  # (..., n), weights w of coordinates that are at zero, else 0
+    least: bool = False,
 ) -> Tensor:  # (..., m)
     """λ with g + Σ λ_j a_j ≈ 0, mostly where coordinates have room to move.
 
     At a vertex, where none has, λ of a single constraint is in the middle of what the signs of
-    the other multipliers allow, or, where they contradict each other, between those.
+    the other multipliers allow, or the least of that, or, where they contradict each other,
+    between those.
     """
     if not rows:
         return g[..., :0]
@@ -296,11 +304,14 @@ def _multipliers(
     least_squares = -(share * a * g).sum(-1, keepdim=True) / torch.where(inside, width, 1)
     if a.device.type == "cpu" and bool(inside.all()):
         return least_squares
-    return torch.where(inside, least_squares, _between(a, g, near, kink))
+    return torch.where(inside, least_squares, _between(a, g, near, kink, least))
 
 
-def _between(a: Tensor, g: Tensor, near: _Nearest, kink: Tensor | None) -> Tensor:
-    """The middle of the λ for which g + λa points out of every bound, and |g| ≤ λw at zeros."""
+def _between(a: Tensor, g: Tensor, near: _Nearest, kink: Tensor | None, least: bool) -> Tensor:
+    """The middle of the λ for which g + λa points out of every bound, and |g| ≤ λw at zeros.
+
+    Or the least of them.
+    """
     some = a != 0
     balance = torch.where(some, -g / torch.where(some, a, 1), 0)
     outward = near.outward * a
@@ -313,5 +324,5 @@ def _between(a: Tensor, g: Tensor, near: _Nearest, kink: Tensor | None) -> Tenso
         low = torch.where(zero, pull / torch.where(zero, kink, 1), low).clamp_min(0)
         high = torch.where(zero, torch.inf, high)
     low, high = low.amax(-1, keepdim=True), high.amin(-1, keepdim=True)
-    middle = torch.where(torch.isfinite(high), 0.5 * (low + high), low)
+    middle = low if least else torch.where(torch.isfinite(high), 0.5 * (low + high), low)
     return torch.where(torch.isfinite(low), middle, torch.where(torch.isfinite(high), high, 0))
