@@ -53,7 +53,9 @@ def certify(
         gap = gap_of(constraint, x, gradient, unbounded)
         if shift is not None:
             gap = gap + shift
-        proven = gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny)
+        finite = torch.isfinite(value) & torch.isfinite(gap)
+        proven = finite & (gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny))
         open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
         status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
+        status = torch.where(open_ended & ~finite, int(Status.OUT_OF_RANGE), status)
     return gap, status

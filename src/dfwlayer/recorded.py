@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from dfwlayer.careful import out_of_range
 from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint, Face, RecordableFace, constraint_records
 from dfwlayer.differentiate import locate
@@ -80,6 +81,7 @@ def solve_recorded(
         if x0 is not None:
             start = own_constraint.retract(rest[0].expand(*lead, n))
             suspect = suspect | ~torch.isfinite(start.sum())
+        suspect = suspect | out_of_range(own_objective, own_constraint, start).any()
         problem = Problem(own_objective, own_constraint, None)
         outcome, face = locate(method, problem, start, settings)
         unfinished = (outcome.status == Status.MAX_STEPS) & (outcome.num_steps < settings.max_steps)

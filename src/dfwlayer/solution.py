@@ -24,6 +24,9 @@ class Status(IntEnum):
     NONFINITE = 3
     NOT_CONVEX = 4
     UNBOUNDED = 5
+    INFEASIBLE = 6
+    INVALID = 7
+    OUT_OF_RANGE = 8
 
     @property
     def message(self) -> str:
@@ -52,6 +55,19 @@ _MESSAGES = {
     Status.UNBOUNDED: (
         "the objective decreases for ever along a coordinate of zero weight; x is feasible: give "
         "that coordinate a weight or the objective curvature there"
+    ),
+    Status.INFEASIBLE: (
+        "this problem's own set is empty; x is NaN and its gradient zero: look at its level, caps "
+        "or bounds"
+    ),
+    Status.INVALID: (
+        "this problem's own set has no meaning; x is NaN and its gradient zero: look for a "
+        "negative radius, or a matrix without full rank"
+    ),
+    Status.OUT_OF_RANGE: (
+        "f or its certificate is infinite or not a number at x, outside of f's domain or beyond "
+        "the largest number of this dtype; x is feasible: give an x0 where f is finite, use other "
+        "units, or float64"
     ),
 }
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from dfwlayer.careful import Solver, out_of_range, solve_again
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint, constraint_is_shifted
 from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import Arguments, solve_transformed
 from dfwlayer.methods import METHODS
-from dfwlayer.methods.base import Method, Outcome, Problem, Settings
+from dfwlayer.methods.base import Method, Outcome, Problem, Settings, is_invariant
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
 from dfwlayer.objectives.translated import Translated
 from dfwlayer.recorded import solve_recorded
@@ -118,7 +121,7 @@ def solve(
     if outcome is None:
         objective, constraint, bad = _verified(objective, constraint, lead, verify)
         start = _start(objective, constraint, x0, (*lead, math.prod(shape)), verify)
-        outcome = _outcome(solver, mode, objective, constraint, start, settings)
+        outcome = _solved(solver, mode, objective, constraint, start, settings)
     x, value, gap, status = outcome.x, outcome.value, outcome.gap, outcome.status
     assert value is not None
     assert gap is not None
@@ -127,6 +130,54 @@ def solve(
         value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
         status = torch.where(bad, int(Status.NONFINITE), status)
     return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
+
+
+def _solved(
+    method: Method,
+    mode: str,
+    objective: Objective,
+    constraint: Constraint,
+    start: Tensor,
+    settings: Settings,
+) -> Outcome:
+    """Solve and certify; with care where the numbers or the digits of the dtype are not enough."""
+    solver = partial(_outcome, method, mode)
+    careful = mode == "implicit" and is_invariant(method) and settings.step_size is None
+    if not careful or start.numel() == 0 or settings.max_steps == 0:
+        return solver(objective, constraint, start, settings)
+    far = out_of_range(objective, constraint, start)
+    if bool(far.all()):
+        return solve_again(solver, objective, constraint, start, settings, None, far, far)
+    ordinary = objective, constraint
+    if some := bool(far.any()):
+        # harmless problems stand in for those that would overflow
+        ordinary = objective.replace_rows(far), constraint.replace_rows(far)
+    outcome = solver(*ordinary, ordinary[1].retract(start) if some else start, settings)
+    x = where_rows(far, start, outcome.x.detach()) if some else outcome.x.detach()
+    return _refined(solver, objective, constraint, x, settings, outcome, far)
+
+
+def _refined(
+    solver: Solver,
+    objective: Objective,
+    constraint: Constraint,
+    x: Tensor,
+    settings: Settings,
+    outcome: Outcome,
+    far: Tensor | None,
+) -> Outcome:
+    """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
+    again = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
+    if x.dtype == torch.float32:
+        again = again | (outcome.status == Status.ROUNDING_FLOOR)
+    if not bool(again.any()):
+        return outcome
+    far = again & False if far is None else far
+    left = settings.max_steps - int(torch.where(again & ~far, outcome.num_steps, 0).max())
+    if left <= 0:
+        again, left = far, settings.max_steps
+    more = replace(settings, warm=True, max_steps=left)
+    return solve_again(solver, objective, constraint, x, more, outcome, again, far)
 
 
 def _outcome(
@@ -170,7 +221,11 @@ def _from_recording(
         outcome = certified(checked.problem, outcome, settings.tol)
         if x is not None:
             x = attach(checked.problem, outcome.x, checked.face)
-    return outcome if x is None else outcome._replace(x=x)
+    outcome = outcome if x is None else outcome._replace(x=x)
+    if settings.step_size is not None:
+        return outcome
+    solver = partial(_outcome, method, "implicit")
+    return _refined(solver, objective, constraint, outcome.x.detach(), settings, outcome, None)
 
 
 def _verified(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeGuard
+from typing import Protocol, Self, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ __all__ = [
     "constraint_knows_hulls",
     "constraint_records",
     "constraint_steps",
+    "rows_of_set",
+    "scaled_set",
 ]
 
 
@@ -158,6 +160,20 @@ class DirectConstraint(Constraint, Protocol):
         """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
 
 
+class PartConstraint(Constraint, Protocol):
+    """A set whose problems can be taken apart."""
+
+    def rows(self, index: Tensor) -> Constraint | None:
+        """The sets of the problems at these positions, None where that cannot be."""
+
+
+class ScalableConstraint(Constraint, Protocol):
+    """A set of any size."""
+
+    def scaled(self, factor: Tensor) -> Constraint | None:
+        """{factor · x : x in the set} for a factor () or (B,) > 0, None where that cannot be."""
+
+
 class SteppingConstraint(Constraint, Protocol):
     """A set with a kernel for a projected step on a GPU."""
 
@@ -230,6 +246,18 @@ def constraint_knows_hulls(constraint: Constraint) -> TypeGuard[HullConstraint]:
 def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:
     """Whether a set can be part of a CUDA graph."""
     return getattr(constraint, "recordable", False)
+
+
+def rows_of_set(constraint: Constraint, index: Tensor) -> Constraint | None:
+    """The sets of the problems at these positions, None where they cannot be taken apart."""
+    part = cast("PartConstraint", constraint)
+    return part.rows(index) if hasattr(constraint, "rows") else None
+
+
+def scaled_set(constraint: Constraint, factor: Tensor) -> Constraint | None:
+    """{factor · x : x in the set}, None for a set that comes in one size."""
+    part = cast("ScalableConstraint", constraint)
+    return part.scaled(factor) if hasattr(constraint, "scaled") else None
 
 
 def constraint_steps(constraint: Constraint) -> TypeGuard[SteppingConstraint]:

@@ -72,6 +72,10 @@ class Birkhoff:
         """Itself."""
         return self
 
+    def rows(self, index: Tensor) -> Birkhoff:
+        """Itself."""
+        return self
+
     def start(self, like: Tensor) -> Tensor:
         """1/n everywhere."""
         return torch.full_like(like, 1 / self.n)

@@ -34,6 +34,7 @@ class Box(PolyhedralSet):
     kinds: ClassVar[Kinds] = {"lower": Kind.ENTRIES, "upper": Kind.ENTRIES}
     harmless: ClassVar[Mapping[str, float]] = {"lower": 0.0, "upper": 1.0}
     infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+    lengths: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

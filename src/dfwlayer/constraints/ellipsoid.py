@@ -131,6 +131,10 @@ class Ellipsoid:
             radius = radius[index]
         return replace(self, A=A, radius=radius)
 
+    def scaled(self, factor: Tensor) -> Ellipsoid:
+        """The ellipsoid with another radius."""
+        return replace(self, radius=self._radius * factor)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

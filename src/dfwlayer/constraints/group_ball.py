@@ -89,6 +89,10 @@ class GroupBall(Centred):
         """The sets of the problems at these positions."""
         return self._like(self._ball.rows(index), bound=True)
 
+    def scaled(self, factor: Tensor) -> GroupBall:
+        """The ball with another radius."""
+        return self._like(self._ball.scaled(factor), bound=True)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

@@ -31,6 +31,7 @@ class KSparse(L1BoxSet):
 
     kinds: ClassVar[Kinds] = {"k": Kind.NUMBER, "radius": Kind.NUMBER}
     harmless: ClassVar[Mapping[str, float]] = {"k": 1.0, "radius": 1.0}
+    lengths: ClassVar[frozenset[str]] = frozenset(("radius",))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

@@ -158,6 +158,7 @@ class L1Box(L1BoxSet):
         "upper": 1.0,
     }
     infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+    lengths: ClassVar[frozenset[str]] = frozenset(("radius", "lower", "upper"))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

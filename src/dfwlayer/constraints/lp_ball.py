@@ -198,6 +198,10 @@ class LpBall:
             weight = weight[index]
         return replace(self, radius=radius, weight=weight)
 
+    def scaled(self, factor: Tensor) -> LpBall:
+        """The ball with another radius."""
+        return LpBall(self.p, self._radius * factor, self.weight, _bound=True)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

@@ -33,9 +33,11 @@ __all__ = [
     "example",
     "flagged",
     "float32",
+    "part",
     "plain",
     "replace_rows",
     "rows",
+    "stretch",
 ]
 
 Value = float | Tensor
@@ -156,6 +158,27 @@ def replace_rows(
             bad if kinds[name] is Kind.NUMBER else bad.unsqueeze(-1), harmless[name], tensor
         )
         for name, tensor in _tensors(constraint, kinds).items()
+    }
+    return replace(constraint, **values)
+
+
+def part(constraint: _Set, kinds: Kinds, index: Tensor) -> _Set:
+    """A bound set with the parameters of the problems at these positions."""
+    values = {
+        name: tensor[index]
+        for name, tensor in _tensors(constraint, kinds).items()
+        if tensor.dim() > (0 if kinds[name] is Kind.NUMBER else 1) and len(tensor) > 1
+    }
+    return replace(constraint, **values)
+
+
+def stretch(constraint: _Set, kinds: Kinds, lengths: Collection[str], factor: Tensor) -> _Set:
+    """A bound set with the parameters that are lengths multiplied by a factor () or (B,)."""
+    tensors = _tensors(constraint, kinds)
+    values = {
+        name: tensors[name] * (factor if kinds[name] is Kind.NUMBER else factor.unsqueeze(-1))
+        for name in lengths
+        if name in tensors
     }
     return replace(constraint, **values)
 

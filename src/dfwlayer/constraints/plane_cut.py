@@ -50,6 +50,7 @@ class PlaneCut(PolyhedralSet):
 
     kinds: ClassVar[Kinds] = {"normal": Kind.ENTRIES, "level": Kind.NUMBER}
     harmless: ClassVar[Mapping[str, float]] = {"normal": 0.0, "level": 0.0}
+    lengths: ClassVar[frozenset[str]] = frozenset(("level",))
 
     def __post_init__(self) -> None:
         base = self.constraint
@@ -106,6 +107,14 @@ class PlaneCut(PolyhedralSet):
         """Flagged problems get a plane that is everything."""
         sound = replace(self, constraint=self.base.replace_rows(bad))
         return parameters.replace_rows(sound, self.kinds, bad, self.harmless)
+
+    def rows(self, index: Tensor) -> PlaneCut:
+        """See `PolyhedralSet`."""
+        return replace(super().rows(index), constraint=self.base.rows(index))
+
+    def scaled(self, factor: Tensor) -> PlaneCut:
+        """See `PolyhedralSet`."""
+        return replace(super().scaled(factor), constraint=self.base.scaled(factor))
 
     def check_values(self) -> None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""

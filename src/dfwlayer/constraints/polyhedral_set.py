@@ -31,6 +31,7 @@ class PolyhedralSet(ABC):
     kinds: ClassVar[Kinds]
     harmless: ClassVar[Mapping[str, float]]  # parameters of a set that is like any other
     infinite: ClassVar[frozenset[str]] = frozenset()  # parameters that may be
+    lengths: ClassVar[frozenset[str]]  # parameters that grow with the set
 
     @abstractmethod
     def facets(self, like: Tensor) -> Facets:
@@ -67,6 +68,14 @@ class PolyhedralSet(ABC):
     def replace_rows(self, bad: Tensor) -> Self:
         """See `Constraint`."""
         return parameters.replace_rows(self, self.kinds, bad, self.harmless)
+
+    def rows(self, index: Tensor) -> Self:
+        """The sets of the problems at these positions."""
+        return parameters.part(self, self.kinds, index)
+
+    def scaled(self, factor: Tensor) -> Self:
+        """{factor · x : x in the set}, for a factor () or (B,) > 0."""
+        return parameters.stretch(self, self.kinds, self.lengths, factor)
 
     def unbounded(self) -> Tensor | None:
         """Every coordinate is bounded."""

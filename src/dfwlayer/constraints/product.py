@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Atoms, Constraint, Face, constraint_is_shifted
+from dfwlayer.constraints.base import (
+    Atoms,
+    Constraint,
+    Face,
+    constraint_is_shifted,
+    rows_of_set,
+    scaled_set,
+)
 from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.scale import Scale
 
@@ -108,6 +115,18 @@ class Product:
     def replace_rows(self, bad: Tensor) -> Product:
         """Harmless sets for the problems that are flagged."""
         return replace(self, sets=[part.replace_rows(bad) for part in self.sets])
+
+    def rows(self, index: Tensor) -> Product | None:
+        """The problems at these positions, None where a set cannot be taken apart."""
+        parts = [rows_of_set(part, index) for part in self.sets]
+        whole = [part for part in parts if part is not None]
+        return replace(self, sets=whole) if len(whole) == len(parts) else None
+
+    def scaled(self, factor: Tensor) -> Product | None:
+        """Every set scaled, None where one cannot be."""
+        parts = [scaled_set(part, factor) for part in self.sets]
+        whole = [part for part in parts if part is not None]
+        return replace(self, sets=whole) if len(whole) == len(parts) else None
 
     def start(self, like: Tensor) -> Tensor:
         """Where the sets start."""

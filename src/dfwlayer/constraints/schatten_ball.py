@@ -117,6 +117,10 @@ class SchattenBall(Centred):
         """The sets of the problems at these positions."""
         return replace(self, radius=self._ball.rows(index).radius)
 
+    def scaled(self, factor: Tensor) -> SchattenBall:
+        """The ball with another radius."""
+        return replace(self, radius=self._ball.scaled(factor).radius)
+
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
         return torch.zeros_like(like)

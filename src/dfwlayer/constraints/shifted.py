@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints import parameters
-from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.base import Atoms, Constraint, Face, rows_of_set, scaled_set
 from dfwlayer.constraints.parameters import Kind
 from dfwlayer.linalg import dot
 from dfwlayer.scale import Scale
@@ -72,6 +72,18 @@ class Shifted:
         """Flagged problems get the centre zero."""
         sound = replace(self, constraint=self.constraint.replace_rows(bad))
         return parameters.replace_rows(sound, KINDS, bad, {"centre": 0.0})
+
+    def rows(self, index: Tensor) -> Shifted | None:
+        """The sets of the problems at these positions, None where S cannot be taken apart."""
+        inner = rows_of_set(self.constraint, index)
+        own = parameters.part(self, KINDS, index)
+        return None if inner is None else replace(own, constraint=inner)
+
+    def scaled(self, factor: Tensor) -> Shifted | None:
+        """S and c scaled, None where S cannot be."""
+        inner = scaled_set(self.constraint, factor)
+        own = parameters.stretch(self, KINDS, KINDS, factor)
+        return None if inner is None else replace(own, constraint=inner)
 
     def centred(self) -> tuple[Constraint, Tensor]:
         """S and c, of a set that is bound."""

@@ -49,6 +49,7 @@ class CappedSimplex(PolyhedralSet):
     kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER, "cap": Kind.ENTRIES}
     harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0, "cap": 1.0}
     infinite: ClassVar[frozenset[str]] = frozenset(("cap",))
+    lengths: ClassVar[frozenset[str]] = frozenset(("radius", "cap"))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
@@ -123,6 +124,7 @@ class Simplex(PolyhedralSet):
 
     kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER}
     harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0}
+    lengths: ClassVar[frozenset[str]] = frozenset(("radius",))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

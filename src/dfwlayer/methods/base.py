@@ -9,14 +9,24 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.base import Constraint, Face, rows_of_set
 from dfwlayer.linalg import dot, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature
 
-__all__ = ["Method", "Outcome", "Problem", "Settings", "State", "iterate", "move", "start_rule"]
+__all__ = [
+    "Method",
+    "Outcome",
+    "Problem",
+    "Settings",
+    "State",
+    "is_invariant",
+    "iterate",
+    "move",
+    "start_rule",
+]
 
 
 class Problem(NamedTuple):
@@ -28,12 +38,13 @@ class Problem(NamedTuple):
 
     def rows(self, index: Tensor) -> Problem | None:
         """The problems at these positions, None where objective or set cannot be taken apart."""
-        if not (hasattr(self.objective, "rows") and hasattr(self.constraint, "rows")):
+        constraint = rows_of_set(self.constraint, index)
+        if constraint is None or not hasattr(self.objective, "rows"):
             return None
         unbounded = self.unbounded
         if unbounded is not None and unbounded.dim() == 2 and len(unbounded) > 1:
             unbounded = unbounded[index]
-        return Problem(self.objective.rows(index), self.constraint.rows(index), unbounded)
+        return Problem(self.objective.rows(index), constraint, unbounded)
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,11 @@ class Method(Protocol):
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """Solve from the feasible start x (..., n)."""
+
+
+def is_invariant(method: Method) -> bool:
+    """Whether a method does the same in any units of f and x, so that `solve` may choose them."""
+    return getattr(method, "invariant", False)
 
 
 class State(NamedTuple):

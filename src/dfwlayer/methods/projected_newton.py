@@ -72,6 +72,11 @@ class ProjectedNewton:
         return ("implicit",)
 
     @property
+    def invariant(self) -> bool:
+        """It does the same in any units."""
+        return True
+
+    @property
     def recordable(self) -> bool:
         """The first rounds may be recorded in a CUDA graph."""
         return True

@@ -105,6 +105,11 @@ class Objective(Protocol):
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""
 
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Objective:
+        """y ↦ f(u y) k/u² for powers of two, u and k () or (B,); k is the same for problems that
+        share a Hessian other than zero, and a power of four.
+        """
+
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """The curvature of f and the rounding of its gradient at x, both (..., n)."""
 

@@ -203,6 +203,12 @@ class LeastSquares:
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
 
+    def rescaled(self, unit: Tensor, factor: Tensor) -> LeastSquares:
+        """A √k and b √k/u."""
+        root = factor.sqrt()
+        A = self.A * (root[:, None, None] if self.A.dim() == 3 else root.reshape(-1)[0])
+        return replace(self, A=A, b=self.b * (root / unit).unsqueeze(-1))
+
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """From the lengths of A's columns, and that of b."""
         length = self._lengths

@@ -265,6 +265,13 @@ class Quadratic:
 
         return None if bool(info.any()) else solve
 
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Quadratic:
+        """P k and q k/u; without a P k is 1."""
+        P, q = self.P, self.q * (factor / unit).unsqueeze(-1)
+        if P is not None:
+            P = P * (factor.reshape(-1)[0] if P.dim() == 2 else factor[:, None, None])
+        return replace(self, P=P, q=q)
+
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """From the diagonal of P, and |q|."""
         if self.P is None:

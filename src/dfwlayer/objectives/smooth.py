@@ -40,6 +40,8 @@ class Smooth:
     shape: tuple[int, ...]
     lipschitz: float | Tensor | None
     batch: int | None
+    unit: Tensor | None  # u, and
+    size: Tensor | None  # e: the function is fn(u x, …)/e; (...), None for one
     calling: Literal["single", "rows", "vmap"]
 
     def __init__(
@@ -64,6 +66,8 @@ class Smooth:
         for name, value in (("fn", fn), ("params", params), ("shape", shape)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "lipschitz", lipschitz)
+        object.__setattr__(self, "unit", None)
+        object.__setattr__(self, "size", None)
         object.__setattr__(self, "batch", self._probe())
         object.__setattr__(self, "calling", "rows")
 
@@ -150,6 +154,12 @@ class Smooth:
 
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
+        if self.unit is None or self.size is None:
+            return self._value(x)
+        return self._value(x * self.unit.unsqueeze(-1)) / self.size
+
+    def _value(self, x: Tensor) -> Tensor:
+        """fn of the variables in the rows of x."""
         if self.calling == "single":
             return self.fn(x.reshape(self.shape), *self.params).reshape(x.shape[:-1])
         rows = x.reshape(-1, *self.shape)
@@ -200,6 +210,13 @@ class Smooth:
             return None
         high = torch.as_tensor(self.lipschitz, dtype=self.dtype, device=self.device)
         return Curvature(torch.zeros_like(high), high)
+
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Smooth:
+        """fn(u y, …) k/u²."""
+        lipschitz = self.lipschitz
+        if lipschitz is not None:
+            lipschitz = torch.as_tensor(lipschitz).to(factor) * factor
+        return _changed(self, unit=unit, size=unit**2 / factor, lipschitz=lipschitz)
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """The largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.

@@ -98,6 +98,10 @@ class Translated:
         """f's."""
         return self.objective.curvature()
 
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Translated:
+        """f's, seen from c/u."""
+        return Translated(self.objective.rescaled(unit, factor), self.origin / unit.unsqueeze(-1))
+
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """f's at c + y."""
         return self.objective.scale(self.origin.detach() + x, gradient)
