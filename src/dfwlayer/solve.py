@@ -168,7 +168,7 @@ def _refined(
 ) -> Outcome:
     """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
     again = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
-    if x.dtype == torch.float32:
+    if x.dtype == torch.float32 and not outcome.closed_form:
         again = again | (outcome.status == Status.ROUNDING_FLOOR)
     if not bool(again.any()):
         return outcome

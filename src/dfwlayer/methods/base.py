@@ -68,6 +68,7 @@ class Outcome(NamedTuple):
     gradient: Tensor | None = None  # (..., n)
     gap: Tensor | None = None  # (...), the certificate; the status then agrees with it
     face: Face | None = None  # that x lies on; x is then feasible to rounding
+    closed_form: bool = False  # x is a formula's, which more digits on the way would not change
 
 
 class Method(Protocol):
