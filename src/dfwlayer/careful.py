@@ -29,9 +29,9 @@ __all__ = ["Solver", "out_of_range", "solve_again"]
 
 Solver = Callable[[Objective, Constraint, Tensor, Settings], Outcome]
 
-# Exponents of two between which slopes, curvatures and lengths have to be so that squares, relative
-# to the rounding of the largest, stay within the normal range of the dtype.
-COMFORT = {torch.float32: (-36, 40), torch.float64: (-400, 400)}
+# Exponents of two between which slopes, curvatures and lengths have to be, so that products of three
+# of them, and the rounding of these, stay within the normal range of the dtype.
+COMFORT = {torch.float32: (-30, 40), torch.float64: (-300, 330)}
 
 
 class Sizes(NamedTuple):
