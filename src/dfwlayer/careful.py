@@ -29,8 +29,8 @@ __all__ = ["Solver", "out_of_range", "solve_again"]
 
 Solver = Callable[[Objective, Constraint, Tensor, Settings], Outcome]
 
-# Exponents of two between which slopes, curvatures and lengths have to be, so that products of three
-# of them, and the rounding of these, stay within the normal range of the dtype.
+# Exponents of two between which slopes, curvatures and lengths have to be, so that products of
+# three of them, and the rounding of these, stay within the normal range of the dtype.
 COMFORT = {torch.float32: (-30, 40), torch.float64: (-300, 330)}
 
 
