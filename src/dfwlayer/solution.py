@@ -24,6 +24,9 @@ class Status(IntEnum):
     NONFINITE = 3
     NOT_CONVEX = 4
     UNBOUNDED = 5
+    INFEASIBLE = 6
+    INVALID = 7
+    OUT_OF_RANGE = 8
 
     @property
     def message(self) -> str:
@@ -52,6 +55,18 @@ _MESSAGES = {
     Status.UNBOUNDED: (
         "the objective decreases for ever along a coordinate of zero weight; x is feasible: give "
         "that coordinate a weight or the objective curvature there"
+    ),
+    Status.INFEASIBLE: (
+        "the set of this problem is empty; x is NaN and its gradient zero: look for a level that "
+        "the set does not reach, or caps whose sum does not reach the radius"
+    ),
+    Status.INVALID: (
+        "the set of this problem has no meaning; x is NaN and its gradient zero: look for a "
+        "negative radius or a singular A"
+    ),
+    Status.OUT_OF_RANGE: (
+        "f is infinite or NaN at x, outside of f's domain or beyond the dtype's range: give an x0 "
+        "where f is finite, or use float64"
     ),
 }
 

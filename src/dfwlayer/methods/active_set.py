@@ -36,9 +36,10 @@ class ActiveSet:
                 "method: 'active-set' needs a bounded set, found coordinates without a bound (of "
                 "weight zero); use 'auto'"
             )
+        hulls = constraint_knows_hulls(constraint)
         with torch.no_grad():
             found = descend_over_hull(
-                objective, constraint.vertex, x, settings.tol, settings.max_steps
+                objective, constraint.vertex, x, settings.tol, settings.max_steps, settle=hulls
             )
-        face = constraint.face_of_hull(found.hull) if constraint_knows_hulls(constraint) else None
+            face = constraint.face_of_hull(found) if constraint_knows_hulls(constraint) else None
         return Outcome(found.x, found.num_steps, found.status, face=face)
