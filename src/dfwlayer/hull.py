@@ -17,11 +17,13 @@ __all__ = ["Descent", "Hull", "descend_over_hull", "span"]
 
 NEWTON = 3  # models of an f that is not quadratic before the oracle is asked again
 TRIALS = 40  # lengths that a line search may try; each is up to four times shorter than the last
-PATIENCE = 2  # steps in a row that lower f by no more than rounding, after which nothing else is left
+PATIENCE = (
+    2  # steps in a row that lower f by no more than rounding, after which nothing else is left
+)
 WANDER = 10  # steps in a row without a lower f or gap, likewise
 ARMIJO = 0.1  # the part of the decrease that the slope promises which a step has to keep
 FLAT = 0.5  # a step is long enough where this part of the slope is gone
-PROBES = 64  # costs that are tried for points where f is finite
+PROBES = 4096  # most axes along which vertices are looked for where f is not finite
 RIDGE = 1e-13  # relative curvature that is added in the space of weights
 RANK = 1e-9  # a direction that is this much shorter than the longest one is rounding
 
@@ -154,7 +156,7 @@ def descend_over_hull(
     idle, after = torch.zeros_like(status), torch.zeros_like(status)
     lowest = torch.full_like(state.value, torch.inf, dtype=torch.float64)
     least = lowest.clone()
-    terms, bound = _terms(objective, state), _curvature_bound(objective, state.x)
+    terms, (bound, bent_down) = _terms(objective, state), _curvature(objective, state.x)
     finfo = torch.finfo(start.dtype)
     for _ in range(max_steps):
         vertex = oracle(state.gradient)
@@ -166,10 +168,11 @@ def descend_over_hull(
         # with a margin for the rounding of the final certificate, which has the last word
         enough = tol * state.value.double().abs().clamp_min(finfo.tiny)
         close = gap <= 0.9 * enough
-        lost = gap <= finfo.eps * dot(terms, d.abs())
+        noise = finfo.eps * dot(terms, d.abs())
+        lost = gap <= noise
         if settle:
             known = (hull.weights * toward).sum(-1) > 0
-            settled = known if objective.quadratic else known & (gap <= 1e-4 * enough)
+            settled = known & (gap <= (16 * noise if objective.quadratic else 1e-4 * enough))
             after = after + (close & going)
             close = close & (settled | (stalled > 0) | (after > 10 + steps // 2))
         better = (state.value < lowest) | (gap < 0.99 * least)
@@ -187,6 +190,7 @@ def descend_over_hull(
         state = state._replace(hull=state.hull.pruned())
         terms = _terms(objective, state)
         stalled = torch.where(lowered, 0, stalled + 1)
+    status = torch.where(bent_down, int(Status.NOT_CONVEX), status)
     return Descent(state.hull, state.x, state.gradient, terms, steps, status)
 
 
@@ -196,37 +200,22 @@ def _usable(
     """The start, or the mean of many vertices where f is not finite; and whether it is there.
 
     The logarithm of a coordinate is infinite on a part of the boundary, and so at most vertices.
-    The mean of vertices in many directions is inside, as far as they have an inside.
+    The mean of the vertices along all axes is inside, as far as the set has an inside.
     """
     value, gradient = objective.value_and_gradient(start)
     state = _State(Hull.of(start), start, value, gradient)
     good = torch.isfinite(value) & torch.isfinite(gradient).all(-1)
     if bool(good.all()):
         return state, going
-    hull = state.hull
-    for cost in _probes(start):
+    mean, count = torch.zeros_like(start, dtype=torch.float64), 2 * min(start.shape[-1], PROBES)
+    for axis in torch.eye(count // 2, start.shape[-1], dtype=start.dtype, device=start.device):
         for sign in (1, -1):
-            hull = Hull(torch.cat((hull.points, oracle(sign * cost).unsqueeze(-2)), -2), hull.weights)
-    m = hull.points.shape[-2]
-    even = torch.full((*start.shape[:-1], m), 1 / m, dtype=torch.float64, device=start.device)
-    alone = torch.nn.functional.pad(hull.weights, (0, m - 1))
-    hull = Hull(hull.points, torch.where(good.unsqueeze(-1), alone, even))
-    x = where_rows(good, start, hull.combination())
+            mean = mean + oracle(sign * axis.expand_as(start)).double() / count
+    x = where_rows(good, start, mean.to(start.dtype))
     value, gradient = objective.value_and_gradient(x)
     good = torch.isfinite(value) & torch.isfinite(gradient).all(-1)
     # nothing can be said about what is not finite, but it must not disturb others
-    return _State(hull, x, value, where_rows(good, gradient, 0)), going & good
-
-
-def _probes(like: Tensor) -> list[Tensor]:
-    """Costs (..., n): each axis, or random ones where there are many."""
-    n = like.shape[-1]
-    if n <= PROBES:
-        rows = torch.eye(n, dtype=like.dtype)
-    else:
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(PROBES, n, generator=generator, dtype=like.dtype)
-    return [row.to(like.device).expand_as(like) for row in rows]
+    return _State(Hull.of(x), x, value, where_rows(good, gradient, 0)), going & good
 
 
 def _terms(objective: Objective, state: _State) -> Tensor:  # (..., n), double
@@ -244,11 +233,16 @@ def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
     return v / size.unsqueeze(-1), size
 
 
-def _curvature_bound(objective: Objective, x: Tensor) -> Tensor:  # (...), double
-    """A lower bound on ‖∇²f‖, which is also known to be near it where ∇²f is constant."""
+def _curvature(objective: Objective, x: Tensor) -> tuple[Tensor, Tensor]:  # (...), (...)
+    """What ‖∇²f‖ is known to reach, in double, and whether f is known not to be convex."""
     known = objective.curvature() if objective.quadratic else None
-    high = torch.zeros(()) if known is None else known.high.detach()
-    return high.double().to(x.device).expand(x.shape[:-1])
+    if known is None:
+        none = torch.zeros_like(x[..., 0], dtype=torch.float64)
+        return none, none > 0
+    low, high = (b.detach().double().expand(x.shape[:-1]) for b in known)
+    # a singular ∇²f has eigenvalues this far below zero by rounding
+    rounding = 16 * x.shape[-1] ** 0.5 * torch.finfo(x.dtype).eps
+    return high, low < -rounding * high
 
 
 def _bend(
@@ -335,18 +329,21 @@ def _step(
     return state, lowered
 
 
-def _corrected(
-    model: _Model, weights: Tensor, toward: Tensor, going: Tensor, eps: float
-) -> Tensor:
+def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, eps: float) -> Tensor:
     """Weights (..., m) that minimise the model, for the problems that go on."""
     first, slope = weights, model.slope
+    level = model.gram.diagonal(dim1=-2, dim2=-1).abs().amax(-1, keepdim=True)
+    level = torch.maximum(level, slope.abs().amax(-1, keepdim=True))
+    level = torch.where(level > 0, level, 1)
+    gram = model.gram / level.unsqueeze(-1)
     # a little more curvature chooses among the weights of dependent points, and makes up for
-    # products with ∇²f that are off by eps
-    ridge = max(RIDGE, 8 * eps)
+    # products with ∇²f that are off by eps, or for an f that is not convex
+    least = torch.linalg.eigvalsh(gram)[..., :1]
+    ridge = max(RIDGE, 8 * eps) + 2 * (-least).clamp_min(0)
     used = (weights > 0) | (toward > 0)
     done = ~going
     for _ in range(weights.shape[-1]):
-        change = _affine_step(model.gram, slope, used, ridge)
+        change = _affine_step(gram, slope / level, used, ridge)
         falling = used & (change < 0)
         room = torch.where(falling, weights / torch.where(falling, -change, 1), torch.inf)
         limit = room.amin(-1, keepdim=True)
@@ -361,22 +358,19 @@ def _corrected(
     return where_rows(going, weights / weights.sum(-1, keepdim=True), first)
 
 
-def _affine_step(gram: Tensor, slope: Tensor, used: Tensor, ridge: float) -> Tensor:
+def _affine_step(gram: Tensor, slope: Tensor, used: Tensor, ridge: Tensor) -> Tensor:
     """δ with the least ½⟨δ, Gδ⟩ + ⟨slope, δ⟩ among those with sum 0 that leave the unused at 0.
 
     Where G has no curvature and the slope does not vanish, δ is very long.
     """
     mask = used.to(gram.dtype)
     m = gram.shape[-1]
-    level = gram.diagonal(dim1=-2, dim2=-1).abs().amax(-1, keepdim=True)
-    level = torch.maximum(level, slope.abs().amax(-1, keepdim=True))
-    level = torch.where(level > 0, level, 1)
-    inner = gram / level.unsqueeze(-1) * mask.unsqueeze(-1) * mask.unsqueeze(-2)
+    inner = gram * mask.unsqueeze(-1) * mask.unsqueeze(-2)
     inner.diagonal(dim1=-2, dim2=-1).add_(1 - mask + ridge)
     border = mask.unsqueeze(-1)
     corner = torch.zeros_like(border[..., :1, :])
     matrix = torch.cat((torch.cat((inner, border), -1), torch.cat((border.mT, corner), -1)), -2)
-    right = torch.nn.functional.pad(-slope / level * mask, (0, 1)).unsqueeze(-1)
+    right = torch.nn.functional.pad(-slope * mask, (0, 1)).unsqueeze(-1)
     found = torch.linalg.solve_ex(matrix, right).result
     found = found + torch.linalg.solve_ex(matrix, right - matrix @ found).result
     change = found[..., :m, 0] * mask
@@ -407,7 +401,9 @@ def _searched(
     slope = dot(state.gradient.double(), d)
     finfo = torch.finfo(state.x.dtype)
     value = state.value.double()
-    slack = 4 * finfo.eps * (value.abs() + dot(state.gradient.double().abs(), state.x.double().abs()))
+    slack = (
+        4 * finfo.eps * (value.abs() + dot(state.gradient.double().abs(), state.x.double().abs()))
+    )
     length = torch.ones_like(slope) if first is None else first
     low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
     found, reached = state, torch.zeros_like(slope)

@@ -158,6 +158,9 @@ class CustomSet:
         points, used = hull.points.double(), hull.in_use(eps)
         g, terms = found.gradient.double(), found.terms
         basis = span(points, used, eps)
+        # what the slope does to points in use is what is left of the solver's own rounding
+        left = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
+        left = 2 * left.abs().amax(-1)
         level = terms.amax(-1, keepdim=True)
         level = torch.where(level > 0, level, 1)
         generator = torch.Generator().manual_seed(0)
@@ -173,7 +176,7 @@ class CustomSet:
                 cost = g / level + sign * eps**0.5 * beside
                 point = self.vertex((cost * level).to(found.x.dtype)).double()
                 way = point - x
-                even = dot(g, way) <= 16 * eps * dot(terms, way.abs())
+                even = dot(g, way) <= left + 16 * eps * dot(terms, way.abs())
                 size = torch.maximum(norm(point), norm(x))
                 off = norm(way - _onto(basis, way)) > (1e-8 * norm(way)).clamp_min(256 * eps * size)
                 new = (even & off & (beside != 0).any(-1)).unsqueeze(-1)
