@@ -27,9 +27,9 @@ class Known(Method):
         return ("implicit",)
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
-        """Nothing is left to do."""
+        """Nothing is left to do; a start that is measured from a centre moves with it, x does not."""
         none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-        return Outcome(x, none, none)
+        return Outcome(x.detach(), none, none)
 
 
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
