@@ -219,11 +219,17 @@ def _usable(
 
 
 def _terms(objective: Objective, state: _State) -> Tensor:  # (..., n), double
-    """|∇f(x)| + |∇²f(x) x|: what ∇f(x) is computed from, so that it is off by eps times that."""
-    unit, size = _unit(state.x.double())
+    """|∇f(x)| + |∇²f(x) x|: what ∇f(x) is computed from, so that it is off by eps times that.
+
+    x is a sum itself, in double precision, of points that may be larger than it.
+    """
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(state.x.dtype).eps
+    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
+    x = state.x.double()
+    unit, size = _unit(x + torch.copysign(ratio * sizes, x))
     product = objective.hvp(state.x, unit.to(state.x.dtype)).double().abs() * size.unsqueeze(-1)
-    sizes = state.gradient.double().abs() + product
-    return torch.where(torch.isfinite(sizes), sizes, 0)
+    terms = state.gradient.double().abs() + product
+    return torch.where(torch.isfinite(terms), terms, 0)
 
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
