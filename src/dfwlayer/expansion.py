@@ -27,8 +27,9 @@ class Known(Method):
         return ("implicit",)
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
-        """Nothing is left to do; a start that is measured from a centre moves with it, x does not."""
+        """Nothing is left to do."""
         none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+        # a start that is measured from a centre depends on it, but the known x is a constant
         return Outcome(x.detach(), none, none)
 
 
@@ -52,7 +53,8 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     if turns and order > 1:
         raise ValueError(
             "constraint: only first derivatives are to be had of sets with curved faces that are "
-            f"not aligned with the axes, such as SchattenBall, found {type(problem.constraint).__name__}"
+            "not aligned with the axes, such as balls of matrices, found "
+            f"{type(problem.constraint).__name__}"
         )
     # without normals, or for one order only, a face need not know how x and λ move
     still = face.free is None and (face.bends or not face.normals)

@@ -24,10 +24,10 @@ class CustomSet:
     """The convex hull of whatever ``vertex`` returns: a shortest path, a matching, a schedule.
 
     The default method is then "active-set". The implicit gradient is that of the solution on the
-    affine hull of the vertices in use. For a polytope that is right wherever the solution is
-    differentiable, but for few points of measure zero; it is zero where the solution is a single
-    vertex. For sets that are curved it is not, and the smooth alternative is the soft vertex:
-    ``method="dfw"``. Tensors inside of ``vertex`` are constants. First derivatives only.
+    face of all points s with ⟨∇f(x), s − x⟩ = 0. For a polytope that is right wherever the
+    solution is differentiable; it is zero where the solution is a single vertex. For sets that
+    are curved it is not, and the smooth alternative is the soft vertex: ``method="dfw"``. Tensors
+    inside of ``vertex`` are constants.
 
     Args:
         vertex: A function from a cost, a tensor of the variable's shape, to a point of the set with
@@ -135,7 +135,7 @@ class CustomSet:
     def face(self, x: Tensor, g: Tensor, scale: Tensor | None = None) -> HullFace:
         """The affine hull of the vertices of which x is found to be a combination, and more.
 
-        See `face_of_hull`. What g is a sum of is not known here; twice g and x stand in for it.
+        See `face_of_hull`. What g is a sum of is not known here; g itself stands in for it.
         """
         terms = (g.abs() + x.abs() * g.abs().amax(-1, keepdim=True)).double()
         found = self._nearest(x)._replace(x=x, gradient=g, terms=terms)

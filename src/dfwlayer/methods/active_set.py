@@ -21,7 +21,7 @@ class ActiveSet:
     It asks the set for nothing but vertices, one per step, and keeps x as a convex combination
     of those in use: finitely many steps for a quadratic f over a polytope. For a
     set that has nothing else to offer (`CustomSet`), the implicit gradient is taken along the
-    affine hull of the vertices in use.
+    face that the vertices in use are on.
     """
 
     @property
