@@ -29,7 +29,8 @@ class Known(Method):
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """Nothing is left to do."""
         none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-        return Outcome(x, none, none)
+        # a start that is measured from a centre depends on it, but the known x is a constant
+        return Outcome(x.detach(), none, none)
 
 
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
@@ -43,27 +44,45 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     known solution, a constant, the step (z, λ) ← (z, λ) − K⁻¹ F(z, λ; θ) leaves the values as
     they are and makes one more order of derivatives right: if (z, λ) is off by O(‖δθ‖ᵐ), the
     next one is off by O(‖δθ‖ᵐ⁺¹). What F's derivatives are is left to autograd.
+
+    Where the free directions are not coordinates, x is its pinned part and the projection of z
+    onto them. That is all for a flat face. A face that bends turns as x moves along it, which
+    such a face does not tell; it has first derivatives only.
     """
-    free = face.free
-    if free is None:
+    turns = face.free is None and face.bends
+    if turns and order > 1:
         raise ValueError(
-            "constraint: beyond first derivatives, and inside of torch.func, its faces have to be "
-            f"aligned with the axes, those of {type(problem.constraint).__name__} are not"
+            "constraint: only first derivatives are to be had of sets with curved faces that are "
+            "not aligned with the axes, such as balls of matrices, found "
+            f"{type(problem.constraint).__name__}"
         )
+    # without normals, or for one order only, a face need not know how x and λ move
+    still = face.free is None and (face.bends or not face.normals)
     inverse = _Saddle(FaceSystem(problem.objective, face, x))
-    pinned = face.pinned()
-    pinned = x + (pinned - pinned.detach())  # x itself is feasible to the last bit
+    moved = face.pinned()
+    moved = moved - moved.detach()
+    pinned = x + moved  # x itself is feasible to the last bit
     z, multiplier = x, _multiplier(face, x)
     for _ in range(order):
-        at = torch.where(free, z, pinned)
-        here = _moved(face, at, multiplier)
+        at = _placed(face, z, pinned)
+        here = face if still else _moved(face, at, multiplier)
         residual = problem.objective.gradient(at) + here.force()
+        if turns:
+            residual = residual + face.curvature(moved)
         excess = here.excess()
         change: tuple[Tensor, Tensor] = _Inverse.apply(  # type: ignore[no-untyped-call]
             residual - residual.detach(), excess - excess.detach(), inverse
         )
-        z, multiplier = z - change[0], multiplier - change[1]
-    return torch.where(free, z, pinned)
+        z = z - change[0]
+        multiplier = multiplier if still else multiplier - change[1]
+    return _placed(face, z, pinned)
+
+
+def _placed(face: Face, z: Tensor, pinned: Tensor) -> Tensor:
+    """z in the free directions, pinned in the others."""
+    if face.free is None:
+        return pinned + face.restrict(z - pinned)
+    return torch.where(face.free, z, pinned)
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,9 @@ class _Saddle:
         face = self.system.face
         if not face.bends:
             return torch.zeros_like(u)
+        if face.free is None:
+            # C's part along the normal, which a face may leave out, vanishes on the tangent space
+            return face.curvature(u)
         with torch.enable_grad():
             at = self.system.x.detach().requires_grad_()
             force = _moved(face, at, _multiplier(face, at)).force()

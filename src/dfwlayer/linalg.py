@@ -59,7 +59,10 @@ def norm(a: Tensor) -> Tensor:  # (..., n) -> (...)
 
 
 def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
-    """‖a‖_p of each row, free of overflow and underflow: m · ‖a/m‖_p with m = max |a|."""
+    """‖a‖_p of each row, free of overflow and underflow: m · ‖a/m‖_p with m = max |a|.
+
+    For autograd the gradient at zero, where the norm has a kink, is zero.
+    """
     size = a.abs()
     largest = size.amax(-1)
     if p == torch.inf:
@@ -67,7 +70,8 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
     if p == 1:
         return size.sum(-1)
     scale = torch.where(largest > 0, largest, 1).unsqueeze(-1)
-    return largest * ((size / scale) ** p).sum(-1) ** (1 / p)
+    # the largest entry adds one; where there is none, the root of zero would have no slope
+    return largest * ((size / scale) ** p).sum(-1).clamp_min(1) ** (1 / p)
 
 
 def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)

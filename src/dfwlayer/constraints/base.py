@@ -8,7 +8,7 @@ from typing import Protocol, Self, TypeGuard, cast
 import torch
 from torch import Tensor
 
-from dfwlayer.hull import Hull
+from dfwlayer.hull import Descent
 from dfwlayer.scale import Scale
 
 __all__ = [
@@ -194,8 +194,8 @@ class ShiftedConstraint(Constraint, Protocol):
 class HullConstraint(Constraint, Protocol):
     """A set that knows a face only from points of it."""
 
-    def face_of_hull(self, hull: Hull) -> Face:
-        """The face at the point that is this combination."""
+    def face_of_hull(self, found: Descent) -> Face:
+        """The face at the point that was found as a combination of others."""
 
 
 class RecordableFace(Face, Protocol):

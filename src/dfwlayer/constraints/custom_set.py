@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
-from dfwlayer.hull import Descent, Hull, descend_over_hull
+from dfwlayer.hull import Descent, descend_over_hull, span
 from dfwlayer.linalg import dot, norm
 from dfwlayer.objectives.quadratic import Quadratic
-from dfwlayer.scale import Scale
+from dfwlayer.scale import ROUNDING, Scale
 
 __all__ = ["CustomSet"]
 
@@ -25,10 +25,10 @@ class CustomSet:
     """The convex hull of whatever ``vertex`` returns: a shortest path, a matching, a schedule.
 
     The default method is then "active-set". The implicit gradient is that of the solution on the
-    affine hull of the vertices in use. For a polytope that is right wherever the solution is
-    differentiable, but for few points of measure zero; it is zero where the solution is a single
-    vertex. For sets that are curved it is not, and the smooth alternative is the soft vertex:
-    ``method="dfw"``. Tensors inside of ``vertex`` are constants. First derivatives only.
+    face of all points s with ⟨∇f(x), s − x⟩ = 0. For a polytope that is right wherever the
+    solution is differentiable; it is zero where the solution is a single vertex. For sets that
+    are curved it is not, and the smooth alternative is the soft vertex: ``method="dfw"``. Tensors
+    inside of ``vertex`` are constants.
 
     Args:
         vertex: A function from a cost, a tensor of the variable's shape, to a point of the set with
@@ -118,7 +118,7 @@ class CustomSet:
 
     def violation(self, x: Tensor) -> Tensor:
         """The distance to the projection."""
-        return norm(x - self.project(x))
+        return norm(x.double() - self._nearest(x).x).to(x.dtype)
 
     def retract(self, x: Tensor) -> Tensor:
         """The projection, as a constant shift for autograd."""
@@ -127,24 +127,80 @@ class CustomSet:
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By as many calls of ``vertex`` as it takes."""
-        return self._nearest(z).x
+        return self._nearest(z).x.to(z.dtype)
 
     def diameter(self, n: int) -> Tensor:
         """Infinity: nobody knows."""
         return torch.tensor(torch.inf)
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> HullFace:
-        """The affine hull of the vertices of which x is found to be a combination."""
-        return self.face_of_hull(self._nearest(x).hull)
+        """The affine hull of the vertices of which x is found to be a combination, and more.
 
-    def face_of_hull(self, hull: Hull) -> HullFace:
-        """The affine hull of the points in use."""
-        return HullFace(hull.combination(), hull.directions())
+        See `face_of_hull`. Without a scale g itself stands in for what it is the sum of.
+        """
+        terms = g.abs() + x.abs() * g.abs().amax(-1, keepdim=True)
+        if scale is not None:
+            terms = (scale.noise / (ROUNDING * torch.finfo(x.dtype).eps)).expand_as(x)
+        terms = terms.double()
+        found = self._nearest(x)._replace(x=x, gradient=g, terms=terms)
+        return self.face_of_hull(found)
+
+    def face_of_hull(self, found: Descent) -> HullFace:
+        """The affine hull of all points s of the set with ⟨g, s − x⟩ = 0, g = ∇f(x).
+
+        These are a face of the set, the one that f's slope does not tell apart. The vertices in
+        use are among them. They span it unless x happens to be on the hull of fewer: the middle
+        of a square is on a diagonal. So the set is asked for points of least ⟨g + εc, s⟩, c
+        at right angles to what is known; as long as an answer has ⟨g, s − x⟩ = 0 to rounding
+        and lies beside the known span, it joins it. Where x is inside of that face, which is
+        strict complementarity, nearby solutions are on the face too, and this is its tangent space.
+        Where x is on its boundary the solution has a kink, and this is the derivative on the side
+        on which the constraints let go.
+        """
+        hull, x = found.hull, found.hull.mean()
+        eps = torch.finfo(found.x.dtype).eps
+        points, used = hull.points.double(), hull.in_use(eps)
+        g, terms = found.gradient.double(), found.terms
+        basis = span(points, used, eps)
+        # what the slope does to points in use is what is left of the solver's own rounding
+        left = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
+        left = 2 * left.abs().amax(-1)
+        level = terms.amax(-1, keepdim=True)
+        level = torch.where(level > 0, level, 1)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(x.shape[-1]):
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+            beside = noise - _onto(basis, noise)
+            beside = torch.where(norm(beside) > 1e-8 * norm(noise), 1.0, 0.0).unsqueeze(-1) * beside
+            if not bool((beside != 0).any()):
+                break
+            beside = beside / beside.abs().amax(-1, keepdim=True).clamp_min(1e-300)
+            grown = torch.zeros_like(used[..., :1])
+            for sign in (1, -1):
+                cost = g / level + sign * eps**0.5 * beside
+                point = self.vertex((cost * level).to(found.x.dtype)).double()
+                way = point - x
+                even = dot(g, way) <= left + 16 * eps * dot(terms, way.abs())
+                size = torch.maximum(norm(point), norm(x))
+                off = norm(way - _onto(basis, way)) > (1e-8 * norm(way)).clamp_min(256 * eps * size)
+                new = (even & off & (beside != 0).any(-1)).unsqueeze(-1)
+                points = torch.cat((points, point.unsqueeze(-2)), -2)
+                used, grown = torch.cat((used, new), -1), grown | new
+            if not bool(grown.any()):
+                break
+            basis = span(points, used, eps)
+        return HullFace(found.x, basis.to(found.x.dtype), x.new_zeros(x[..., :0].shape))
 
     def _nearest(self, z: Tensor) -> Descent:
+        """The projection in double precision, as a combination of vertices."""
+
+        def vertex(cost: Tensor) -> Tensor:
+            return self.vertex(cost.to(z.dtype)).double()
+
         with torch.no_grad():
-            away = Quadratic(None, -z.detach())
-            return descend_over_hull(away, self.vertex, self.vertex(-z), 0.0, MOST)
+            z = z.detach()
+            away = Quadratic(None, -z.double())
+            return descend_over_hull(away, vertex, vertex(-z), 0.0, MOST)
 
     def _checked(self, point: Any, cost: Tensor) -> Tensor:
         if not isinstance(point, Tensor) or point.shape != cost.shape:
@@ -161,6 +217,11 @@ class CustomSet:
         copy = CustomSet(self.vertex_of, batched=self.batched, samples=self.samples)
         object.__setattr__(copy, "shape", shape)
         return copy
+
+
+def _onto(basis: Tensor, v: Tensor) -> Tensor:  # (..., n, r), (..., n) -> (..., n)
+    """The part of v in the span of orthonormal columns."""
+    return (basis @ (basis.mT @ v.unsqueeze(-1))).squeeze(-1)
 
 
 class _Perturbed(torch.autograd.Function):
@@ -190,6 +251,7 @@ class HullFace:
 
     x: Tensor
     directions: Tensor  # (..., n, r), orthonormal columns, or zero
+    multiplier: Tensor  # (..., 0), there is no other constraint
 
     @property
     def free(self) -> None:
@@ -197,8 +259,7 @@ class HullFace:
 
     def restrict(self, v: Tensor) -> Tensor:
         """Onto the directions."""
-        along = self.directions.mT @ v.unsqueeze(-1)
-        return (self.directions @ along).squeeze(-1)
+        return _onto(self.directions, v)
 
     @property
     def bends(self) -> bool:

@@ -21,7 +21,7 @@ class ActiveSet:
     It asks the set for nothing but vertices, one per step, and keeps x as a convex combination
     of those in use: finitely many steps for a quadratic f over a polytope. For a
     set that has nothing else to offer (`CustomSet`), the implicit gradient is taken along the
-    affine hull of the vertices in use.
+    face that the vertices in use are on.
     """
 
     @property
@@ -36,9 +36,10 @@ class ActiveSet:
                 "method: 'active-set' needs a bounded set, found coordinates without a bound (of "
                 "weight zero); use 'auto'"
             )
+        hulls = constraint_knows_hulls(constraint)
         with torch.no_grad():
             found = descend_over_hull(
-                objective, constraint.vertex, x, settings.tol, settings.max_steps
+                objective, constraint.vertex, x, settings.tol, settings.max_steps, settle=hulls
             )
-        face = constraint.face_of_hull(found.hull) if constraint_knows_hulls(constraint) else None
+            face = constraint.face_of_hull(found) if constraint_knows_hulls(constraint) else None
         return Outcome(found.x, found.num_steps, found.status, face=face)
