@@ -73,21 +73,27 @@ class Knapsack(NamedTuple):
 
     def _solved(self) -> tuple[Tensor, Tensor]:
         """x and the coordinates that are within their bounds."""
-        sack = self
-        passes = RECORDED if recording(self.z) else PASSES
-        for _ in range(passes):
+        sack, empty = self, self._empty()
+        for _ in range(RECORDED if recording(self.z) else PASSES):
             sack = sack._moved(sack._multiplier())
             excess, inside = sack._excess()
             point = sack._moved(sack._newton(excess, inside))  # what rounding left
             excess, inside = point._excess()
             x = point._x()
             size = (point.slope * x).abs().sum(-1, keepdim=True) + point.total.abs()
-            # where all bounds are met there is nothing to be found
-            open_ = inside.any(-1, keepdim=True)
-            missed = excess.abs() > ROUNDING * torch.finfo(x.dtype).eps * size
-            if not any_row(missed & open_):
+            if not any_row((excess.abs() > ROUNDING * EPS * size) & ~empty):
                 break
         return x, inside
+
+    def _empty(self) -> Tensor:
+        """The problems whose bounds do not let ⟨a, x⟩ reach b."""
+        low, high = self.slope * self.lower, self.slope * self.upper
+        none = self.slope == 0  # whose bounds may be infinite
+        most = torch.where(none, 0, torch.maximum(low, high)).expand_as(self.z)
+        least = torch.where(none, 0, torch.minimum(low, high)).expand_as(self.z)
+        return (most.sum(-1, keepdim=True) < self.total) | (
+            least.sum(-1, keepdim=True) > self.total
+        )
 
     def _movement(self, x: Tensor, inside: Tensor) -> Tensor:
         """Zero, with the derivatives of x: on its piece x is a smooth function of the parts.
@@ -157,7 +163,12 @@ class Knapsack(NamedTuple):
         rise = torch.where(over, excess, torch.inf).amin(-1, keepdim=True)
         fall = torch.where(over, -torch.inf, excess).amax(-1, keepdim=True)
         share = torch.where(torch.isfinite(rise - fall), rise / (rise - fall), 0)
-        return torch.lerp(left, right, share)
+        theta = torch.lerp(left, right, share)
+        # where z is so large that bounds are lost in it, the excess falls at one of the two
+        excess, _ = self._at(theta)
+        rounding = ROUNDING * EPS * (rise - fall + self.total.abs())
+        theta = torch.where(excess > rounding, right, theta)
+        return torch.where(excess < -rounding, left, theta)
 
     def _solved_alone(self) -> tuple[Tensor, Tensor]:
         """The same for a single problem, in NumPy, with θ by bisection of the sorted kinks.
@@ -167,6 +178,7 @@ class Knapsack(NamedTuple):
         z, a, lower, upper = (part.numpy() for part in self[:4])
         total = float(self.total)
         plain = len(a) == 1 and a[0] == 1
+        empty = bool(self._empty())
 
         def at(z: Doubles) -> tuple[Doubles, float]:
             x = np.minimum(np.maximum(z, lower), upper)
@@ -174,7 +186,7 @@ class Knapsack(NamedTuple):
 
         with np.errstate(all="ignore"):
             for _ in range(PASSES):
-                theta = _among_sorted(z, a, lower, upper, lambda z: at(z)[1])
+                theta = _among_sorted(z, a, lower, upper, total, lambda z: at(z)[1])
                 z = z - theta if plain else reduced(z, theta, a)
                 x, excess = at(z)
                 inside = x == z
@@ -184,7 +196,7 @@ class Knapsack(NamedTuple):
                     x, excess = at(z)
                     inside = x == z
                 size = float(np.abs(x if plain else a * x).sum()) + abs(total)
-                if abs(excess) <= ROUNDING * EPS * size or not inside.any():
+                if abs(excess) <= ROUNDING * EPS * size or empty:
                     break
         return torch.from_numpy(x), torch.from_numpy(inside)
 
@@ -212,6 +224,7 @@ def _among_sorted(
     a: Doubles,
     lower: Doubles,
     upper: Doubles,
+    total: float,
     excess: Callable[[Doubles], float],  # of z − θa
 ) -> float:
     """θ of a single problem, up to the rounding of numbers of the size of z."""
@@ -232,7 +245,12 @@ def _among_sorted(
     rise = rise or excess(z - kinks[left] * a)
     fall = fall or excess(z - kinks[right] * a)
     share = min(max(rise / (rise - fall), 0.0), 1.0) if rise > fall else 0.0
-    return float(kinks[left] + share * (kinks[right] - kinks[left]))
+    theta = kinks[left] + share * (kinks[right] - kinks[left])
+    # where z is so large that bounds are lost in it, the excess falls at one of the two
+    found = excess(z - theta * a)
+    if abs(found) > ROUNDING * EPS * (abs(rise - fall) + abs(total)):
+        theta = kinks[right] if found > 0 else kinks[left]
+    return float(theta)
 
 
 def reduced(z: _Numbers, theta: Any, slope: _Numbers) -> _Numbers:
@@ -292,17 +310,19 @@ def falling_root(
         newton = theta + value / width  # nowhere if flat here
         low = torch.where(value >= 0, theta, low)
         high = torch.where(value <= 0, theta, high)
-        usable = (newton >= low) & (newton <= high) & torch.isfinite(newton)
+        usable = (newton >= low) & (newton <= high) & torch.isfinite(newton) & (newton != theta)
         # the last Newton step is taken as well: on the right piece it is exact
         ended = (value.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
-        ended = ended | ((newton - theta).abs() <= eps * theta.abs())
+        # nor does it get on by less than the rounding of θ, where the value is not that of a jump
+        still = (newton - theta).abs() <= eps * theta.abs()
+        ended = ended | (still & (value.abs() <= rounding / eps**0.5))
         middle = 0.5 * low + 0.5 * high
         bracketed = torch.isfinite(middle)
         if between is not None and step > 11:  # most rows are done by then
             found = between(low, high)
             middle = torch.where(torch.isnan(found), middle, found)
-        if step % 6 == 5:  # Newton steps may creep along one side of the bracket
-            usable = usable & (ended | ~bracketed)
+        if step % 6 == 5:  # Newton steps may creep along one side
+            usable = usable & ended
         # beyond what is known, ever further out
         beyond = theta + torch.sign(value) * (unit + theta.abs()) * 2.0 ** (step + 1)
         other = torch.where(ended, theta, torch.where(bracketed, middle, beyond))

@@ -241,18 +241,28 @@ class PlaneCut(PolyhedralSet):
                 return self._clip(z, a, b)
             unit = power_of_two(a).double()
             a, b = a.double() / unit, b.double() / unit
-            at, guess = z.double(), self._first(z.double(), a, b, near)
+            x = at = z.double()
+            guess = self._first(at, a, b, near)
+            off = torch.ones_like(guess, dtype=torch.bool)
             for _ in range(PASSES):
                 mu = self._multiplier(at, a, b, guess)
                 at = reduced(at, mu, a.expand_as(at))
-                x = self.base.project(at)
+                x = torch.where(off, self.base.project(at), x)
                 excess = (a * x).sum(-1, keepdim=True) - b
                 size = (a * x).abs().sum(-1, keepdim=True) + b.abs()
-                if not any_row(excess.abs() > 16 * torch.finfo(x.dtype).eps * size):
+                off = excess.abs() > 16 * torch.finfo(x.dtype).eps * size
+                if not any_row(off):
                     break
                 # so far out that μ, or what S takes away, hides what is left
                 at, guess = self._nearer(at, x), torch.zeros_like(mu)
-            return self._between(x).to(z.dtype)
+            x = self._between(x)
+            if any_row(off):  # where z is further out still, the projection is a vertex
+                wide = z.double()
+                far = self.vertex(-wide)
+                gain = (wide * (far - x)).sum(-1, keepdim=True)
+                cost = 0.5 * ((far - x) * (far + x)).sum(-1, keepdim=True)
+                x = torch.where(off & (gain > cost), far, x)
+            return x.to(z.dtype)
 
     def _first(self, z: Tensor, a: Tensor, b: Tensor, near: Tensor | None) -> Tensor:
         """A μ to begin with."""
@@ -277,7 +287,7 @@ class PlaneCut(PolyhedralSet):
             return (a * x).sum(-1, keepdim=True) - b, torch.where(width > least, width, 0)
 
         endless = torch.full_like(guess, torch.inf)
-        size = b.abs() + (a * (z - guess * a)).abs().sum(-1, keepdim=True)
+        size = b.abs() + (a * self.base.project(z - guess * a)).abs().sum(-1, keepdim=True)
         scale = z.abs().amax(-1, keepdim=True) + b.abs()
         return falling_root(evaluate, -endless, endless, guess, size, unit=scale)
 
@@ -294,10 +304,10 @@ class PlaneCut(PolyhedralSet):
         little less is taken, so that it stays active.
         """
         lower, upper, weight, radius, _ = self.base.facets(x).detach()
-        size, bound = (x.abs(), torch.maximum(upper, -lower)) if weight is not None else (x, upper)
-        room = torch.minimum(size, bound - size)
+        size = x.abs()
+        room = torch.minimum(size, torch.where(x < 0, -lower, upper) - size)
         # where no coordinate is inside, the last that is not zero is the next to be
-        last = torch.where(size > 0, -z.abs() if weight is not None else -z, -torch.inf)
+        last = torch.where(size > 0, -(z if weight is None else z.abs()), -torch.inf)
         rank = torch.where((room > 0).any(-1, keepdim=True), room, last)
         k = rank.argmax(-1, keepdim=True)
         if weight is None:
@@ -305,7 +315,8 @@ class PlaneCut(PolyhedralSet):
         assert radius is not None
         each = weight.expand_as(z)
         theta = (z - x).abs().gather(-1, k) / each.gather(-1, k)
-        theta = theta * (1 - 8 * torch.finfo(z.dtype).eps)
+        rounding = 64 * torch.finfo(z.dtype).eps * (z.abs().amax(-1, keepdim=True) + theta)
+        theta = (theta - rounding / each.amin(-1, keepdim=True)).clamp_min(0)
         outside = (weight * clipped(z, lower, upper).abs()).sum(-1, keepdim=True) > radius
         rest = reduced(z.abs(), theta, each).clamp_min(0)
         usable = outside & torch.isfinite(theta)
@@ -367,7 +378,7 @@ class PlaneCut(PolyhedralSet):
             size = (weight * x.abs()).sum(-1, keepdim=True)
             rounding = 8 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5
             tight = size >= radius * (1 - rounding)
-            free = free & ((x != 0) | (weight == 0) | ~tight)
+            free = free & ((x.abs() > margin) | (weight == 0) | ~tight)
             normals.append(torch.where(tight, weight * torch.sign(x), 0))
         along = self._equation(x).slope.detach() * free
         for n in normals:  # there is one at most
