@@ -178,19 +178,35 @@ class FaceSystem:
         if not self.face.normals:
             return rest[..., :0]
         (a,) = self.face.normals
-        length = dot(a, a)
-        return (dot(a, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
+        b = a * self._ease
+        length = dot(a, b)
+        return (dot(b, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
 
     def across(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
-        """The shortest u with ⟨a_j, u⟩ = c_j."""
+        """The shortest u with ⟨a_j, u⟩ = c_j, or with one a_j the one of the least effort."""
         if self._normals is not None:
             inverse = self._normals.inverse
             return self._normals.combine((inverse @ c.unsqueeze(-1)).squeeze(-1))
         if not self.face.normals:
             return torch.zeros_like(self.x)
         (a,) = self.face.normals
-        length = dot(a, a).unsqueeze(-1)
-        return a * (c / torch.where(length > 0, length, 1))
+        b = a * self._ease
+        length = dot(a, b).unsqueeze(-1)
+        return b * (c / torch.where(length > 0, length, 1))
+
+    @cached_property
+    def _ease(self) -> Tensor | float:
+        """How easily a coordinate moves, 1 for the one that the face's curvature holds least.
+
+        What the curvature holds says little of ν: there v − H u is a difference of large numbers.
+        """
+        bend = self.face.curvature_diagonal() if self.face.bends else None
+        if bend is None or self.face.free is None:
+            return 1.0
+        bend = torch.where(self.face.free, bend, torch.inf)
+        least = bend.amin(-1, keepdim=True)
+        usable = (least > 0) & torch.isfinite(least)
+        return torch.where(usable, torch.where(usable, least, 1) / bend, 1.0)
 
     @cached_property
     def tangent(self) -> Tangent | Orthogonal:

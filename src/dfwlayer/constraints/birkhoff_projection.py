@@ -87,7 +87,7 @@ def _nearer(z: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
 
 
 def _less(z: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Z − u_i − v_j, rounded once where it is small: the rounding of Z − u_i is added at the end."""
+    """Z − u_i − v_j, exact where it is small, as the rounding of Z − u_i is added at the end."""
     u, v = u.unsqueeze(-1), v.unsqueeze(-2)
     first = z - u
     back = first - z
