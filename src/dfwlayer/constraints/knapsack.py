@@ -23,7 +23,7 @@ PASSES = 24  # most times the origin is moved; one is enough unless z is far out
 RECORDED = 3  # times it is moved while a CUDA graph is recorded, where nobody can ask
 ROUNDING = 16  # units in the last place, within which an equation holds
 EPS = 2.0**-52
-LARGEST = 1e300  # for numbers that stand for infinity
+LARGEST = 1.7e308  # for numbers that stand for infinity
 
 
 class Knapsack(NamedTuple):
@@ -259,8 +259,8 @@ def reduced(z: _Numbers, theta: Any, slope: _Numbers) -> _Numbers:
     Halves of θ and a have products without rounding, and differences of numbers that are close to
     each other have none either. Of tensors or arrays.
     """
-    a, rest = _halves(slope)
-    t, small = _halves(theta)
+    a, rest = _halves(slope * 2.0**30)  # of size one; θ may be as large as a double can be
+    t, small = _halves(theta * 2.0**-30)
     found: _Numbers = z - t * a - t * rest - small * a - small * rest
     return found
 

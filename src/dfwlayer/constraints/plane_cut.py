@@ -377,23 +377,24 @@ class PlaneCut(PolyhedralSet):
 
     def _along(self, x: Tensor) -> Tensor:
         """a, as far as it is in the tangent space of the face of S on which x lies."""
-        lower, upper, weight, radius, equations = self.base.facets(x).detach()
-        margin = 8 * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)
-        free = (x - lower > margin) & (upper - x > margin)
+        wide = x.double()  # in which the squares of weights stay within range
+        lower, upper, weight, radius, equations = self.base.facets(wide).detach()
+        eps = torch.finfo(x.dtype).eps
+        margin = 8 * eps * wide.abs().amax(-1, keepdim=True)
+        free = (wide - lower > margin) & (upper - wide > margin)
         normals = [n for n, _ in equations]
         if weight is not None and radius is not None:
-            size = (weight * x.abs()).sum(-1, keepdim=True)
-            rounding = 8 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5
-            tight = size >= radius * (1 - rounding)
-            free = free & ((x.abs() > margin) | (weight == 0) | ~tight)
-            normals.append(torch.where(tight, weight * torch.sign(x), 0))
-        along = self._equation(x).slope.detach() * free
+            size = (weight * wide.abs()).sum(-1, keepdim=True)
+            tight = size >= radius * (1 - 8 * eps * x.shape[-1] ** 0.5)
+            free = free & ((wide.abs() > margin) | (weight == 0) | ~tight)
+            normals.append(torch.where(tight, weight * torch.sign(wide), 0))
+        along = self._equation(wide).slope.detach() * free
         for n in normals:  # there is one at most
-            own = n * free
+            own = n / power_of_two(n) * free
             square = (own * own).sum(-1, keepdim=True)
             share = (own * along).sum(-1, keepdim=True) / torch.where(square > 0, square, 1)
             along = along - share * own
-        return along
+        return along.to(x.dtype)
 
     @torch.no_grad()
     def _dual(self, g: Tensor) -> _Dual:
