@@ -262,14 +262,16 @@ class PlaneCut(PolyhedralSet):
                 gain = (wide * (far - x)).sum(-1, keepdim=True)
                 cost = 0.5 * ((far - x) * (far + x)).sum(-1, keepdim=True)
                 x = torch.where(off & (gain > cost), far, x)
-            return self._snapped(x).to(z.dtype)
+            return self._snapped(x, z.dtype)
 
-    def _snapped(self, x: Tensor) -> Tensor:
-        """x with entries that are zero, or at a bound, up to rounding, there."""
+    def _snapped(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in a dtype, with entries that are zero, or at a bound, up to rounding, there."""
         lower, upper, *_ = self.base.facets(x).detach()
-        margin = 16 * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)
+        rounding = max(16 * torch.finfo(x.dtype).eps, torch.finfo(dtype).eps)
+        margin = rounding * x.abs().amax(-1, keepdim=True)
         x = torch.where(x.abs() <= margin, 0, x)
-        return torch.where(x - lower <= margin, lower, torch.where(upper - x <= margin, upper, x))
+        x = torch.where(x - lower <= margin, lower, torch.where(upper - x <= margin, upper, x))
+        return x.to(dtype)
 
     def _first(self, z: Tensor, a: Tensor, b: Tensor, near: Tensor | None) -> Tensor:
         """A μ to begin with."""
