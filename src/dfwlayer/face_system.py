@@ -101,7 +101,11 @@ class FaceSystem:
         if (a := self._normal) is not None:
             steep = inverse(a)
             width = inner(a, steep)
-            return lambda u: axpy(u, -ratio(inner(a, u), width, 0.0), steep)
+
+            def once(u: Tensor) -> Tensor:
+                return axpy(u, -ratio(inner(a, u), width, 0.0), steep)
+
+            return lambda u: once(once(u))  # the second time for what rounding left
         rows = torch.stack(self.face.normals, -2)
         steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
         across = torch.linalg.pinv(rows @ steeps.mT, hermitian=True)
@@ -251,7 +255,9 @@ class FaceSystem:
 
         def precondition(r: Tensor) -> Tensor:
             r = inverse * r
-            return r - steep * (dot(a, r) / width).unsqueeze(-1)
+            for _ in range(2):  # once more for what rounding left, which may be all there is
+                r = r - steep * (dot(a, r) / width).unsqueeze(-1)
+            return r
 
         return precondition, number(diagonal.amax(-1).clamp_min(torch.finfo(v.dtype).tiny) ** -0.5)
 
