@@ -101,7 +101,11 @@ class FaceSystem:
         if (a := self._normal) is not None:
             steep = inverse(a)
             width = inner(a, steep)
-            return lambda u: axpy(u, -ratio(inner(a, u), width, 0.0), steep)
+
+            def once(u: Tensor) -> Tensor:
+                return axpy(u, -ratio(inner(a, u), width, 0.0), steep)
+
+            return lambda u: once(once(u))  # the second time for what rounding left
         rows = torch.stack(self.face.normals, -2)
         steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
         across = torch.linalg.pinv(rows @ steeps.mT, hermitian=True)
@@ -178,19 +182,35 @@ class FaceSystem:
         if not self.face.normals:
             return rest[..., :0]
         (a,) = self.face.normals
-        length = dot(a, a)
-        return (dot(a, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
+        b = a * self._ease
+        length = dot(a, b)
+        return (dot(b, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
 
     def across(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
-        """The shortest u with ⟨a_j, u⟩ = c_j."""
+        """The shortest u with ⟨a_j, u⟩ = c_j, or with one a_j the one of the least effort."""
         if self._normals is not None:
             inverse = self._normals.inverse
             return self._normals.combine((inverse @ c.unsqueeze(-1)).squeeze(-1))
         if not self.face.normals:
             return torch.zeros_like(self.x)
         (a,) = self.face.normals
-        length = dot(a, a).unsqueeze(-1)
-        return a * (c / torch.where(length > 0, length, 1))
+        b = a * self._ease
+        length = dot(a, b).unsqueeze(-1)
+        return b * (c / torch.where(length > 0, length, 1))
+
+    @cached_property
+    def _ease(self) -> Tensor | float:
+        """How easily a coordinate moves, 1 for the one that the face's curvature holds least.
+
+        What the curvature holds says little of ν: there v − H u is a difference of large numbers.
+        """
+        bend = self.face.curvature_diagonal() if self.face.bends else None
+        if bend is None or self.face.free is None:
+            return 1.0
+        bend = torch.where(self.face.free, bend, torch.inf)
+        least = bend.amin(-1, keepdim=True)
+        usable = (least > 0) & torch.isfinite(least)
+        return torch.where(usable, torch.where(usable, least, 1) / bend, 1.0)
 
     @cached_property
     def tangent(self) -> Tangent | Orthogonal:
@@ -235,7 +255,9 @@ class FaceSystem:
 
         def precondition(r: Tensor) -> Tensor:
             r = inverse * r
-            return r - steep * (dot(a, r) / width).unsqueeze(-1)
+            for _ in range(2):  # once more for what rounding left, which may be all there is
+                r = r - steep * (dot(a, r) / width).unsqueeze(-1)
+            return r
 
         return precondition, number(diagonal.amax(-1).clamp_min(torch.finfo(v.dtype).tiny) ** -0.5)
 

@@ -109,15 +109,19 @@ class Birkhoff:
         return self._lacking(self._square(x.double())).to(x.dtype)
 
     def retract(self, x: Tensor) -> Tensor:
-        """X with its sums brought to 1; zeros stay if X is close to the set."""
+        """X with its sums brought to 1; zeros stay if X is close to the set.
+
+        Entries below the rounding of the sums count as zeros, and become zero.
+        """
+        eps = torch.finfo(x.dtype).eps
         at = self._square(x.detach()).double()
-        off = self._lacking(at)
         # rounding the entries makes no more than this of the sums
-        outside = off > torch.finfo(x.dtype).eps
+        dust = (at > 0) & (at <= eps)
+        outside = (self._lacking(at) > eps) | dust.any(-1).any(-1)
         if not bool(outside.any()):
             return x
-        near = at.reshape(-1, self.n, self.n)
-        far = off.reshape(-1) > CLOSE
+        near = torch.where(dust, 0, at).reshape(-1, self.n, self.n)
+        far = self._lacking(near) > CLOSE
         if bool(far.any()):
             near = near.index_copy(0, far.nonzero().squeeze(-1), project_birkhoff(near[far]))
         inner = balanced(near.clamp_min(0))

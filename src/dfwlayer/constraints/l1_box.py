@@ -50,13 +50,12 @@ def _project(facets: Facets, z: Tensor) -> Tensor:
     outside = weighted > radius
     if z.device.type == "cpu" and not bool(outside.any()):
         return x
-    size = z.abs()
     bound = torch.where(z < 0, -lower, upper)
-    # with this θ nothing is left but coordinates without weight
-    last = (size / torch.where(weight > 0, weight, torch.inf)).detach().amax(-1, keepdim=True)
-    none = torch.zeros_like(last)
-    sack = Knapsack(size, weight, torch.zeros_like(radius), bound, radius)
-    moved = sack.at(sack.multiplier(none, last, none))
+    # no coordinate can use more than the whole budget
+    heavy = weight > 0
+    alone = radius / torch.where(heavy, weight, 1)
+    bound = torch.where(heavy & (bound > alone), alone, bound)
+    moved = Knapsack(z.abs(), weight, torch.zeros_like(radius), bound, radius).nearest()
     return torch.where(outside, torch.copysign(moved, z), x)
 
 
@@ -74,12 +73,17 @@ class L1BoxSet(PolyhedralSet):
         reach = torch.where(slope > 0, -lower, torch.where(slope < 0, upper, 0))
         heavy = weight > 0
         cost = torch.where(heavy, weight, 1)
-        merit = torch.where(heavy, slope.abs() / cost, torch.inf)
+        # in units in which neither a quotient nor a product leaves the range of a double
+        steepest = slope.abs().amax(-1, keepdim=True).double()
+        size = slope.abs() / torch.where(steepest > 0, steepest, 1)
+        merit = size / (cost / cost.amin(-1, keepdim=True)).detach()
+        merit = torch.where(heavy, merit, torch.inf)
         order = merit.argsort(-1, descending=True)
+        alone = torch.minimum(reach, radius / cost)
         price = torch.where(heavy, torch.minimum(cost * reach, radius), 0)
         spent = spend(radius, price, order)
-        way = torch.where(heavy, torch.minimum(spent / cost, reach), reach)
-        return -torch.sign(slope) * way
+        way = torch.where(spent < price, torch.minimum(spent / cost, alone), alone)
+        return -torch.sign(slope) * torch.where(heavy, way, reach)
 
     def lowest(self, g: Tensor) -> Tensor:
         """⟨g, vertex⟩."""

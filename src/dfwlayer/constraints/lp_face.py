@@ -151,15 +151,18 @@ class LpFace:
         """λ(p − 1)/h · w² y^(p−2), zero for p = 1 and p = ∞."""
         if not self.bends:
             return torch.zeros_like(self.x)
-        tiny = torch.finfo(self.x.dtype).tiny
-        size = maximum(self.size, tiny)
+        finfo = torch.finfo(self.x.dtype)
+        size = maximum(self.size, finfo.tiny)
         weight = self.weight.detach().abs()
-        relative = weight * self.x.abs() / size
+        relative = weight * self.x.detach().abs() / size
         usable = self.free & (relative > 0)
-        bend = torch.where(usable, torch.where(usable, relative, 1) ** (self.p - 2), 0)
         if self.p == 2:
-            bend = torch.ones_like(bend)
-        return (self.multiplier * (self.p - 1)) / size * weight**2 * bend
+            bend = torch.ones_like(relative)
+        else:
+            bend = torch.where(usable, torch.where(usable, relative, 1) ** (self.p - 2), 0)
+        # for p < 2 it grows without limit towards 0, and what does not move need not move less
+        curvature = (self.multiplier * (self.p - 1)) / size * weight**2 * bend
+        return curvature.clamp(max=finfo.max**0.75)
 
     def force(self) -> Tensor:
         """λ ∇h(x; w) with λ and x constant: λ w_i sign(x_i) (w_i |x_i| / h)^(p−1)."""
@@ -167,7 +170,15 @@ class LpFace:
             return torch.zeros_like(self.x)
         weight = self.weight.abs()
         slope = weight * torch.sign(self.x)
-        if self.p > 1:
+        if 1 < self.p < 2:
+            # entries may be so small that only their (p − 1)th power is a number of ordinary size;
+            # in logarithms its derivatives are, too
+            x = self._magnitude()
+            positive = (weight > 0) & (x > 0)
+            size = torch.where(weight > 0, weight, 1).log() - self._size().log().unsqueeze(-1)
+            power = ((self.p - 1) * (size + torch.where(positive, x, 1).log())).exp()
+            slope = torch.where(positive, slope * power, 0)
+        elif self.p >= 2:
             part = weight * self.x.abs() / self._size().unsqueeze(-1)
             positive = part > 0
             slope = torch.where(positive, slope * torch.where(positive, part, 1) ** (self.p - 1), 0)
@@ -189,13 +200,28 @@ class LpFace:
 
     def _size(self) -> Tensor:
         """h(x; w), differentiable in w; 1 where x = 0, which has no active constraint."""
-        weighted = self.weight.abs() * self.x.abs()
+        weighted = self.weight.abs() * self._magnitude()
         if self.p == 1:
             return weighted.sum(-1)
         # powers of ratios to the largest entry stay within range and do not meet 0
         largest = weighted.detach().amax(-1, keepdim=True)
         largest = torch.where(largest > 0, largest, 1)
         ratio = weighted / largest
-        positive = ratio > 0
+        # less adds nothing, and for p < 2 its second derivatives could leave the range
+        least = torch.finfo(ratio.dtype).eps ** 2 if self.p < 2 else 0.0
+        positive = ratio > least
         total = torch.where(positive, torch.where(positive, ratio, 1) ** self.p, 0).sum(-1)
         return largest.squeeze(-1) * torch.where(total > 0, total, 1) ** (1 / self.p)
+
+    def _magnitude(self) -> Tensor:
+        """|x|, a constant where it is so small that for 1 < p < 2 the curvature holds it.
+
+        With y = w|x|/h relative to the largest, an entry moves y^(2−p) times as much as others.
+        """
+        x = self.x.abs()
+        if not 1 < self.p < 2 or not x.requires_grad:
+            return x
+        weighted = (self.weight.abs() * x).detach()
+        least = torch.finfo(x.dtype).eps ** (2 / (2 - self.p))
+        held = weighted <= least * weighted.amax(-1, keepdim=True)
+        return torch.where(held, x.detach(), x)

@@ -13,7 +13,13 @@ from dfwlayer.constraints import parameters
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.box import Box
 from dfwlayer.constraints.k_sparse import KSparse
-from dfwlayer.constraints.knapsack import Knapsack, clipped, falling_root
+from dfwlayer.constraints.knapsack import (
+    Knapsack,
+    clipped,
+    falling_root,
+    power_of_two,
+    reduced,
+)
 from dfwlayer.constraints.l1_box import L1Box
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, rows
@@ -26,6 +32,7 @@ from dfwlayer.scale import ROUNDING, Scale
 __all__ = ["PlaneCut"]
 
 MOST = 60  # steps for the vertex; each ends the search on one of finitely many pieces
+PASSES = 8  # most times a projection moves its origin; one is enough unless z is far out
 Base = Box | CappedSimplex | KSparse | L1Box | Simplex
 
 
@@ -198,8 +205,27 @@ class PlaneCut(PolyhedralSet):
         step = torch.where(reach > 0, missing / torch.where(reach > 0, reach, 1), 0)
         lower, upper, *_ = self.facets(x).detach()
         moved = clipped((inner + step * along).to(x.dtype), lower, upper)
-        moved = torch.where(exact, at, self._drawn_in(moved))
+        moved = self._between(self._drawn_in(moved))
+        moved = torch.where(exact, at, moved)
         return x + (moved - at) if x.requires_grad else moved
+
+    def _between(self, x: Tensor) -> Tensor:
+        """x in S, and where it is off the plane, the point between it and one on the other side.
+
+        That is for an x whose face of S has no direction out of the plane. The vertices of S with
+        the least and the largest ⟨a, s⟩ lie on either side.
+        """
+        a, b = (part.detach().double() for part in self._equation(x))
+        wide = x.double()
+        missing = b - (a * wide).sum(-1, keepdim=True)
+        size = (a * wide).abs().sum(-1, keepdim=True) + b.abs()
+        off = missing.abs() > 4 * torch.finfo(x.dtype).eps * size
+        if not any_row(off):
+            return x
+        end = self.base.vertex((-torch.sign(missing) * a).expand_as(wide)).detach()
+        way = (a * (end - wide)).sum(-1, keepdim=True)
+        share = torch.where(way != 0, missing / torch.where(way != 0, way, 1), 0).clamp(0, 1)
+        return torch.where(off, (wide + share * (end - wide)).to(x.dtype), x)
 
     def _drawn_in(self, x: Tensor) -> Tensor:
         """x, and where moving it into the plane has carried it out of S, a little further in."""
@@ -223,29 +249,97 @@ class PlaneCut(PolyhedralSet):
             a, b = self._equation(z)
             if isinstance(self.base, Box):
                 return self._clip(z, a, b)
+            unit = power_of_two(a).double()
+            a, b = a.double() / unit, b.double() / unit
+            x = at = z.double()
+            guess = self._first(at, a, b, near)
+            off = torch.ones_like(guess, dtype=torch.bool)
+            for _ in range(PASSES):
+                mu = self._multiplier(at, a, b, guess)
+                at = reduced(at, mu, a.expand_as(at))
+                x = torch.where(off, self.base.project(at), x)
+                excess = (a * x).sum(-1, keepdim=True) - b
+                size = (a * x).abs().sum(-1, keepdim=True) + b.abs()
+                off = excess.abs() > 16 * torch.finfo(x.dtype).eps * size
+                if not any_row(off):
+                    break
+                # so far out that μ, or what S takes away, hides what is left
+                at, guess = self._nearer(at, x), torch.zeros_like(mu)
+            x = self._between(x)
+            if any_row(off):  # where z is further out still, the projection is a vertex
+                wide = z.double()
+                far = self.vertex(-wide)
+                gain = (wide * (far - x)).sum(-1, keepdim=True)
+                cost = 0.5 * ((far - x) * (far + x)).sum(-1, keepdim=True)
+                x = torch.where(off & (gain > cost), far, x)
+            return self._snapped(x, z.dtype)
 
-            def evaluate(mu: Tensor) -> tuple[Tensor, Tensor]:
-                moved = z - mu * a
-                x = self.base.project(moved)
-                along = self._along(x)
-                value = (a * x).sum(-1, keepdim=True) - b
-                width = (a * along).sum(-1, keepdim=True)
-                # less is rounding
-                return value, torch.where(width > 1e3 * eps * square, width, 0)
+    def _snapped(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in a dtype, with entries that are zero, or at a bound, up to rounding, there."""
+        lower, upper, *_ = self.base.facets(x).detach()
+        rounding = max(16 * torch.finfo(x.dtype).eps, torch.finfo(dtype).eps)
+        margin = rounding * x.abs().amax(-1, keepdim=True)
+        x = torch.where(x.abs() <= margin, 0, x)
+        x = torch.where(x - lower <= margin, lower, torch.where(upper - x <= margin, upper, x))
+        return x.to(dtype)
 
-            eps = torch.finfo(z.dtype).eps
-            square = (a * a).expand_as(z).sum(-1, keepdim=True)
-            guess = _to_plane(z, a, b)
-            if near is not None:  # exact where the result is on the face of this one
-                along = self._along(near)
-                width = (a * along).sum(-1, keepdim=True)
-                sure = width > 1e3 * eps * square
-                step = (along * (z - near)).sum(-1, keepdim=True)
-                guess = torch.where(sure, step / torch.where(sure, width, 1), guess)
-            endless = torch.full_like(guess, torch.inf)
-            size = b.abs() + (a * (z - guess * a)).abs().sum(-1, keepdim=True)
-            mu = falling_root(evaluate, -endless, endless, guess, size)
-            return self.base.project(z - mu * a)
+    def _first(self, z: Tensor, a: Tensor, b: Tensor, near: Tensor | None) -> Tensor:
+        """A μ to begin with."""
+        guess = _to_plane(z, a, b)
+        if near is None:
+            return guess
+        # exact where the result is on the face of this one
+        along = self._along(near.double()) / power_of_two(self._equation(z).slope)
+        width = (a * along).sum(-1, keepdim=True)
+        sure = width > self._vanishing(a, z)
+        step = (along * (z - near)).sum(-1, keepdim=True)
+        return torch.where(sure, step / torch.where(sure, width, 1), guess)
+
+    def _multiplier(self, z: Tensor, a: Tensor, b: Tensor, guess: Tensor) -> Tensor:
+        """μ, up to the rounding of numbers of the size of z; a of size one."""
+        unit, least = power_of_two(self._equation(z).slope), self._vanishing(a, z)
+
+        def evaluate(mu: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.base.project(z - mu * a)
+            along = self._along(x) / unit
+            width = (a * along).sum(-1, keepdim=True)
+            return (a * x).sum(-1, keepdim=True) - b, torch.where(width > least, width, 0)
+
+        endless = torch.full_like(guess, torch.inf)
+        size = b.abs() + (a * self.base.project(z - guess * a)).abs().sum(-1, keepdim=True)
+        scale = z.abs().amax(-1, keepdim=True) + b.abs()
+        return falling_root(evaluate, -endless, endless, guess, size, unit=scale)
+
+    @staticmethod
+    def _vanishing(a: Tensor, like: Tensor) -> Tensor:
+        """Less than this of ‖a‖² along a face is rounding."""
+        square = (a * a).expand_as(like).sum(-1, keepdim=True)
+        return 1e3 * torch.finfo(like.dtype).eps * square
+
+    def _nearer(self, z: Tensor, x: Tensor) -> Tensor:
+        """z without a multiple of the normal of S at its projection x, which is that of both.
+
+        The multiple is told from a coordinate between its bounds. Of an inequality Σ w|x| ≤ t a
+        little less is taken, so that it stays active.
+        """
+        lower, upper, weight, radius, _ = self.base.facets(x).detach()
+        size = x.abs()
+        room = torch.minimum(size, torch.where(x < 0, -lower, upper) - size)
+        # where no coordinate is inside, the last that is not zero is the next to be
+        last = torch.where(size > 0, -(z if weight is None else z.abs()), -torch.inf)
+        rank = torch.where((room > 0).any(-1, keepdim=True), room, last)
+        k = rank.argmax(-1, keepdim=True)
+        if weight is None:
+            return z - (z - x).gather(-1, k)
+        assert radius is not None
+        each = weight.expand_as(z)
+        theta = (z - x).abs().gather(-1, k) / each.gather(-1, k)
+        rounding = 64 * torch.finfo(z.dtype).eps * (z.abs().amax(-1, keepdim=True) + theta)
+        theta = (theta - rounding / each.amin(-1, keepdim=True)).clamp_min(0)
+        outside = (weight * clipped(z, lower, upper).abs()).sum(-1, keepdim=True) > radius
+        rest = reduced(z.abs(), theta, each).clamp_min(0)
+        usable = outside & torch.isfinite(theta)
+        return torch.where(usable, torch.copysign(rest, z), z)
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """The face of S, with one more normal.
@@ -285,11 +379,7 @@ class PlaneCut(PolyhedralSet):
     def _clip(self, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """The projection for a box."""
         lower, upper, *_ = self.facets(z)
-        slope = torch.where(a != 0, a, torch.inf)
-        edges = torch.cat(((z - lower) / slope, (z - upper) / slope), -1)
-        low, high = edges.amin(-1, keepdim=True), edges.amax(-1, keepdim=True)
-        sack = Knapsack(z, a, lower, upper, b)
-        return sack.at(sack.multiplier(low, high, clipped(_to_plane(z, a, b), low, high)))
+        return Knapsack(z, a, lower, upper, b).nearest()
 
     def _equation(self, like: Tensor) -> Equation:
         return self.facets(like).equations[-1]
@@ -300,23 +390,24 @@ class PlaneCut(PolyhedralSet):
 
     def _along(self, x: Tensor) -> Tensor:
         """a, as far as it is in the tangent space of the face of S on which x lies."""
-        lower, upper, weight, radius, equations = self.base.facets(x).detach()
-        margin = 8 * torch.finfo(x.dtype).eps * x.abs().amax(-1, keepdim=True)
-        free = (x - lower > margin) & (upper - x > margin)
+        wide = x.double()  # in which the squares of weights stay within range
+        lower, upper, weight, radius, equations = self.base.facets(wide).detach()
+        eps = torch.finfo(x.dtype).eps
+        margin = 8 * eps * wide.abs().amax(-1, keepdim=True)
+        free = (wide - lower > margin) & (upper - wide > margin)
         normals = [n for n, _ in equations]
         if weight is not None and radius is not None:
-            size = (weight * x.abs()).sum(-1, keepdim=True)
-            rounding = 8 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5
-            tight = size >= radius * (1 - rounding)
-            free = free & ((x != 0) | (weight == 0) | ~tight)
-            normals.append(torch.where(tight, weight * torch.sign(x), 0))
-        along = self._equation(x).slope.detach() * free
+            size = (weight * wide.abs()).sum(-1, keepdim=True)
+            tight = size >= radius * (1 - 8 * eps * x.shape[-1] ** 0.5)
+            free = free & ((wide.abs() > margin) | (weight == 0) | ~tight)
+            normals.append(torch.where(tight, weight * torch.sign(wide), 0))
+        along = self._equation(wide).slope.detach() * free
         for n in normals:  # there is one at most
-            own = n * free
+            own = n / power_of_two(n) * free
             square = (own * own).sum(-1, keepdim=True)
             share = (own * along).sum(-1, keepdim=True) / torch.where(square > 0, square, 1)
             along = along - share * own
-        return along
+        return along.to(x.dtype)
 
     @torch.no_grad()
     def _dual(self, g: Tensor) -> _Dual:

@@ -110,7 +110,7 @@ def soften(g: Tensor, temperature: float, reach: Tensor) -> Tensor:
     steepest = g.detach().abs().amax(-1, keepdim=True)
     floor = steepest * reach.detach() / FAR
     floor = torch.where(floor > 0, floor, 1)
-    return -g * reach**2 / floor.clamp_min(temperature)
+    return -g * (reach / floor.clamp_min(temperature)) * reach
 
 
 def _constant(value: Tensor) -> Tensor:

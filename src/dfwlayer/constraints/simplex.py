@@ -40,6 +40,8 @@ class CappedSimplex(PolyhedralSet):
     Args:
         radius: t ≥ 0, a number, a 0-d tensor or (B,).
         cap: c ≥ 0, a number, (n,) or (B, n), may be infinite; together the caps have to reach t.
+            Where rounding leaves their sum below t, by less than two units in the last place of
+            t, the set is the point where all entries are at their caps.
 
     """
 
@@ -169,15 +171,15 @@ class Simplex(PolyhedralSet):
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """(z − θ)₊ with θ such that the sum is t."""
-        return (z - _threshold(z, columns(self.radius, z).detach())).clamp_min_(0)
+        radius = columns(self.radius, z).detach()
+        return _shares(z, radius)[0].mul_(radius)
 
     def nearest(self, z: Tensor) -> tuple[Tensor, PolyhedralFace]:
         """The projection, whose face is plain from it."""
         radius = columns(self.radius, z).detach()
-        theta = _threshold(z, radius)
-        x = (z - theta).clamp_min_(0)
-        total = x.sum(-1, keepdim=True)
-        x.mul_(radius / torch.where(total > 0, total, 1))  # what rounding left
+        x, eta = _shares(z, radius)
+        x.mul_(radius / x.sum(-1, keepdim=True))  # what rounding left
+        theta = z.amax(-1, keepdim=True) + radius * eta
         return x, PolyhedralFace(self.facets, x, x > 0, theta, (x.sign(),), None, None)
 
     def stretched(self, factor: Tensor) -> PlaneCut:
@@ -214,60 +216,68 @@ class Corners:
 
 
 @torch.no_grad()
-def _threshold(z: Tensor, radius: Tensor) -> Tensor:
-    """θ with Σ (z − θ)₊ = t.
+def _shares(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """x/t and (θ − max z)/t, with x = (z − θ)₊ and Σ x = t.
 
-    The left side is convex in θ, so that Newton steps climb to the root from any θ below it,
-    such as where the largest entry alone, or all together, would be t.
+    Only differences to the largest entry matter, and those up to t: with y = (z − max z)/t, no
+    less than −1, it is η with Σ (y − η)₊ = 1 that is asked for, however far out z is. The left
+    side is convex in η, so that Newton steps climb to the root from any η below it, such as where
+    the largest entry alone, or all together, would be 1.
     """
-    theta = torch.maximum(
-        z.amax(-1, keepdim=True) - radius, (z.sum(-1, keepdim=True) - radius) / z.shape[-1]
-    )
-    eps = torch.finfo(z.dtype).eps
+    finfo = torch.finfo(z.dtype)
+    y = torch.sub(z, z.amax(-1, keepdim=True)).div_(radius.clamp_min(finfo.tiny)).clamp_min_(-1)
+    eta = ((y.sum(-1, keepdim=True) - 1) / z.shape[-1]).clamp_min_(-1)
     every = 1 if z.device.type == "cpu" else 4
     rest = torch.empty_like(z)  # one for all steps: new memory would take longer than the sums
     for step in range(MOST):
-        torch.sub(z, theta, out=rest).clamp_min_(0)
-        excess = rest.sum(-1, keepdim=True) - radius
-        change = excess / rest.sign_().sum(-1, keepdim=True).clamp_min(1)
-        theta = theta + change
-        if step % every == 0 and not any_row(change > eps * torch.maximum(theta.abs(), radius)):
+        torch.sub(y, eta, out=rest).clamp_min_(0)
+        excess = rest.sum(-1, keepdim=True) - 1
+        change = excess / rest.sign_().sum(-1, keepdim=True)
+        eta = eta + change
+        if step % every == 0 and not any_row(change > finfo.eps):
             break
-    return theta
+    return torch.sub(y, eta).clamp_min_(0), eta
 
 
 def _project(z: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     """Onto a capped simplex."""
-    one = torch.ones_like(radius)
-    sack = Knapsack(z, one, torch.zeros_like(radius), cap, radius)
-    at, reach = z.detach(), torch.minimum(cap, radius).detach()
-    high = at.amax(-1, keepdim=True)
-    low = (at - reach).amin(-1, keepdim=True)
-    mean = (at.sum(-1, keepdim=True) - radius.detach()) / z.shape[-1]
-    return sack.at(sack.multiplier(low, high, clipped(mean, low, high)))
+    upper = torch.where(cap < radius, cap, radius)
+    return Knapsack(z, torch.ones_like(radius), torch.zeros_like(radius), upper, radius).nearest()
 
 
 def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
     """Within the bounds, and with the right sum to the last digits.
 
     What the sum is off is taken from the entries that are neither at 0 nor at their cap, each by
-    its share x(c − x), so that no bound is met or left.
+    its share x(c − x), so that no bound is met or left. Where they cannot take it, those with room
+    towards the other bound do, in proportion to it.
     """
     lower, upper, _, _, ((_, radius),) = constraint.facets(x).each(lambda v: v.detach().double())
     at = x.detach()
     eps = torch.finfo(x.dtype).eps
-    inner = clipped(at.double(), lower, upper)
+    # a cap beyond the radius is none
+    cap, roomy = torch.minimum(upper, radius), torch.where(upper > radius, 2 * radius, upper)
+    inner = clipped(at.double(), lower, cap)
     missing = radius - inner.sum(-1, keepdim=True)
     exact = (missing.abs() <= eps * radius) & (inner == at).all(-1, keepdim=True)
     if x.device.type == "cpu" and bool(exact.all()):
         return x
     far = missing.abs() > eps**0.5 * radius
     if any_row(far):
-        inner = torch.where(far, clipped(constraint.project(at).double(), lower, upper), inner)
+        inner = torch.where(far, clipped(constraint.project(at).double(), lower, cap), inner)
         missing = radius - inner.sum(-1, keepdim=True)
-    # a cap beyond the radius is none
-    share = inner * (torch.where(upper > radius, 2 * radius, upper) - inner).clamp_min(0)
-    total = share.sum(-1, keepdim=True)
-    inner = inner + torch.where(total > 0, missing / torch.where(total > 0, total, 1), 0) * share
-    inner = torch.where(exact, at, clipped(inner, lower, upper).to(x.dtype))
+    share = inner * ((roomy - inner) / torch.where(radius > 0, radius, 1))
+    inner = clipped(_given(inner, missing, share), lower, cap)
+    missing = radius - inner.sum(-1, keepdim=True)
+    if any_row((missing.abs() > 0.25 * eps * radius) & ~exact):
+        inner = clipped(
+            _given(inner, missing, torch.where(missing > 0, cap - inner, inner)), lower, cap
+        )
+    inner = torch.where(exact, at, inner.to(x.dtype))
     return x + (inner - at) if x.requires_grad else inner
+
+
+def _given(x: Tensor, amount: Tensor, share: Tensor) -> Tensor:
+    """x, and an amount (..., 1) divided in proportion to the shares; not where there are none."""
+    total = share.sum(-1, keepdim=True)
+    return x + torch.where(total > 0, amount / torch.where(total > 0, total, 1), 0) * share
