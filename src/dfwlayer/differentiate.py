@@ -112,6 +112,9 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
+        # the system reads the tensors of the problem as they are now: this lets torch raise if
+        # one of them was changed in place since the solve
+        _ = ctx.saved_tensors
         none: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - 3)
         if torch.is_grad_enabled() or in_transform(v):
             # the gradient is to be differentiated or mapped: past the residuals, which do not

@@ -320,7 +320,9 @@ def symmetric_gradient(P: Tensor) -> Tensor:
 class _SymmetricGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, P: Tensor) -> Tensor:
-        return P.view_as(P)
+        # the same memory and version counter, so that a change of P in place is found, but no
+        # view, for which autograd has words of its own
+        return P.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
