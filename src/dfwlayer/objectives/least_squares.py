@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.sparse import SparseMatrix
@@ -34,9 +35,8 @@ class LeastSquares:
 
     def __post_init__(self) -> None:
         A, b = self.A, self.b
-        for name, tensor in (("A", A), ("b", b)):
-            if not isinstance(tensor, Tensor):
-                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        check_tensor("A", A, sparse=True)
+        check_tensor("b", b)
         if A.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr):
             raise ValueError(f"A: expected a dense, COO or CSR tensor, got layout {A.layout}")
         dims = (2, 3) if A.layout == torch.strided else (2,)
@@ -54,7 +54,7 @@ class LeastSquares:
                 f"b: expected shape ({m},) or (B, {m}) to go with A of shape {tuple(A.shape)}, "
                 f"got {tuple(b.shape)}"
             )
-        check_tensors({"b": b, "A": A}, half_allowed=True)
+        check_tensors({"b": b, "A": A}, half_allowed=True, sparse=("A",))
         common_batch(self.batch_sizes)
 
     @property
@@ -92,7 +92,7 @@ class LeastSquares:
     def bind(self, batch: int | None) -> LeastSquares:
         """An A with a batch of one is one A for all; a sparse one has each entry once."""
         A = self.A
-        check_tensors({"b": self.b, "A": A})
+        check_tensors({"b": self.b, "A": A}, sparse=("A",))
         if A.dim() == 3 and A.shape[0] == 1 != batch:
             A = A[0]
         if A.layout == torch.sparse_coo:
