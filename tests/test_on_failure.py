@@ -79,7 +79,7 @@ def test_statuses_are_counted():
 
 
 def test_a_single_problem():
-    with pytest.raises(SolveError, match="^1 of 1 problems"):
+    with pytest.raises(SolveError, match=r"^1 of 1 problems"):
         dfw.DFWLayer(2, on_failure="raise")(-EYE, GOOD[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,9 @@ class CustomSet:
     def vertex(self, g: Tensor) -> Tensor:
         """What the function returns for the cost g, flattened."""
         shape = self.shape or (g.shape[-1],)
-        costs = g.detach().reshape(-1, *shape)
+        costs = g.detach().reshape(math.prod(g.shape[:-1]), *shape)
+        if len(costs) == 0:
+            return torch.zeros_like(g)
         if self.batched:
             points = self._checked(self.vertex_of(costs), costs)
         else:
