@@ -23,11 +23,12 @@ __all__ = [
 ]
 
 LONGEST = 60  # characters of a value in a message
+MOST = 2**53  # of an integer, more than anything is counted to
 
 
 def shown(value: Any) -> str:
     """A value in a message: of tensors and arrays the shape, of the rest not too much."""
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_nested):
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     try:
         text = repr(value)
@@ -77,10 +78,12 @@ def as_number(
 
 
 def as_integer(name: str, value: Any, least: int) -> int:
-    """An int that is not too small."""
+    """An int that is neither too small nor astronomical."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not number or value < least:
-        raise ValueError(f"{name}: expected an integer ≥ {least}, got {shown(value)}")
+    if not number or not least <= value <= MOST:
+        raise ValueError(
+            f"{name}: expected an integer ≥ {least} and at most 2**53, got {shown(value)}"
+        )
     return int(value)
 
 
@@ -111,7 +114,8 @@ def as_sizes(name: str, value: Any, expected: str) -> tuple[int, ...]:
     """A shape: positive integers, at least one."""
     given = isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) > 0
     if not given or not all(
-        isinstance(s, int | np.integer) and not isinstance(s, bool) and s >= 1 for s in value
+        isinstance(s, int | np.integer) and not isinstance(s, bool) and 1 <= s <= MOST
+        for s in value
     ):
         raise ValueError(f"{name}: expected {expected}, got {shown(value)}")
     return tuple(int(s) for s in value)
@@ -121,16 +125,17 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor", sparse: bool
     """Raise unless it is a tensor with values, and a dense one unless others are allowed."""
     if type(value) is not Tensor and type(value) is not nn.Parameter:
         _check_kind(name, value, expected)
+    if value.is_nested:  # such a tensor answers hardly any other question
+        raise ValueError(
+            f"{name}: expected a tensor with one shape, got a nested one; use "
+            "torch.nested.to_padded_tensor"
+        )
     if value.layout != torch.strided and not sparse:
         raise ValueError(
             f"{name}: expected a dense tensor, got layout {value.layout}; use .to_dense()"
         )
     if value.device.type == "meta":
         raise ValueError(f"{name}: expected a tensor with values, got one on the device meta")
-    if value.is_nested:
-        raise ValueError(
-            f"{name}: expected a tensor with one shape, got a nested one; use .to_padded_tensor()"
-        )
 
 
 def _check_kind(name: str, value: Any, expected: str) -> None:

@@ -26,7 +26,7 @@ def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> O
     x = problem.constraint.retract(outcome.x)
     if settings.max_steps == 0 or x.numel() == 0:  # no step was taken; zero is still a gradient
         gradient = problem.objective.gradient(x)
-        soft = problem.constraint.soft_vertex(gradient, settings.temperature(0))
+        soft = problem.constraint.soft_vertex(gradient, settings.heat(0, x.dtype))
         never = torch.zeros_like(gradient, dtype=torch.bool)
         x = x + torch.where(never, gradient + soft, 0)
     return outcome._replace(x=x)

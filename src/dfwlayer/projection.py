@@ -64,12 +64,17 @@ def project(
 
 def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
     """Whether shapes, dtypes and devices leave no question open."""
-    if type(q) not in (Tensor, Parameter) or q.dim() not in (1, 2) or q.dtype not in DTYPES:
+    if type(q) not in (Tensor, Parameter) or q.is_nested or q.dtype not in DTYPES:
         return False
-    if q.numel() == 0 or q.device.type not in ("cpu", "cuda") or q.layout != torch.strided:
+    if (
+        q.dim() not in (1, 2)
+        or q.numel() == 0
+        or q.device.type not in ("cpu", "cuda")
+        or q.layout != torch.strided
+    ):
         return False
     if isinstance(radius, Tensor):
-        if tuple(radius.shape) not in ((), tuple(q.shape[:-1])) or not _alike(radius, q):
+        if not _alike(radius, q) or tuple(radius.shape) not in ((), tuple(q.shape[:-1])):
             return False
     elif (
         isinstance(radius, bool)
@@ -85,7 +90,8 @@ def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and a.layout == torch.strided
+    same = a.dtype == b.dtype and a.device == b.device
+    return same and a.layout == torch.strided and not a.is_nested
 
 
 def _nearest(q: Tensor, weight: Tensor | None, t: Tensor, verify: bool) -> _Nearest | None:

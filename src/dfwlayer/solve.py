@@ -26,8 +26,6 @@ from dfwlayer.transforms import in_transform, refuse_capture, uncompiled
 
 __all__ = ["check_settings", "solve"]
 
-MOST_STEPS = 2**53  # more than are ever taken, and a tensor can hold it
-
 
 @uncompiled
 def solve(
@@ -88,7 +86,7 @@ def solve(
     solver, mode, schedule = check_settings(
         method, differentiate, tol, max_steps, step_size, temperature
     )
-    tol, max_steps, verify = float(tol), min(max_steps, MOST_STEPS), as_flag("verify", verify)
+    tol, max_steps, verify = float(tol), int(max_steps), as_flag("verify", verify)
     if x0 is not None:
         check_tensor("x0", x0)
     device = objective.device
@@ -211,6 +209,10 @@ def check_settings(
     temperature: float | Temperature | None,
 ) -> tuple[Method, str, Temperature]:
     """Raise ValueError for settings that make no sense; the method, mode and schedule meant."""
+    if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
+        raise ValueError(
+            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
+        )
     if isinstance(method, str):
         if method not in METHODS:
             raise ValueError(f"method: expected one of {sorted(METHODS)}, got {method!r}")
@@ -220,10 +222,6 @@ def check_settings(
     elif isinstance(method, type) or not hasattr(method, "run"):
         raise ValueError(
             f"method: expected a name or a method object such as FrankWolfe(), got {shown(method)}"
-        )
-    if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
-        raise ValueError(
-            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
         )
     as_number("tol", tol, "a finite number ≥ 0", least=0)
     as_integer("max_steps", max_steps, 0)

@@ -179,7 +179,7 @@ def _indices(given: Any) -> Tensor:
         return given
     try:
         return torch.tensor([int(entry) for entry in given], dtype=torch.long)
-    except (OverflowError, RuntimeError):
+    except (OverflowError, RuntimeError, ValueError):
         raise ValueError(
             "groups: expected integers below 2**63, found larger ones in the list"
         ) from None

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.parameters import (
     Kind,
@@ -52,6 +53,7 @@ def project_l1_box(
     shape = tuple(z.shape)
     for name, value in given.items():
         if isinstance(value, Tensor):
+            check_tensor(name, value)
             own = (*value.shape, 1) if name == "radius" else tuple(value.shape)
             try:
                 shape = common_shape(shape, own)

@@ -34,7 +34,7 @@ class DFW:
         tiny = torch.finfo(x.dtype).tiny
 
         def step(k: int, state: State) -> State:
-            soft = problem.constraint.soft_vertex(state.gradient, settings.temperature(k))
+            soft = problem.constraint.soft_vertex(state.gradient, settings.heat(k, x.dtype))
             direction = soft - state.x
             if problem.unbounded is not None:
                 direction = torch.where(problem.unbounded, 0, direction)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
-from dfwlayer.objectives.sparse import SparseMatrix
+from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 
 __all__ = ["LeastSquares"]
@@ -114,10 +114,7 @@ class LeastSquares:
 
     def _stored(self) -> Tensor:
         """The entries of A that are stored."""
-        A = self.A.detach()
-        if A.layout == torch.sparse_coo:
-            return A._values()
-        return A.values() if A.layout == torch.sparse_csr else A
+        return self.A.detach() if self.A.layout == torch.strided else stored_entries(self.A)
 
     def replace_rows(self, bad: Tensor) -> LeastSquares:
         """Flagged problems get a zero b, and a zero A where A is per problem."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_lipschitz, as_sizes
 from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
+from dfwlayer.objectives.sparse import stored_entries
 
 __all__ = ["Smooth"]
 
@@ -121,10 +122,12 @@ class Smooth:
         """Finite parameters; a parameter whose first dimension is the batch may hold bad rows."""
         bad: Tensor | None = None
         for name, tensor in _tensors(self.params).items():
-            finite = torch.isfinite(tensor.detach())
+            dense = tensor.layout == torch.strided
+            finite = torch.isfinite(tensor.detach() if dense else stored_entries(tensor))
             if bool(finite.all()):
                 continue
-            if self.batch is None or tensor.dim() == 0 or tensor.shape[0] != self.batch:
+            own = self.batch is not None and tensor.dim() > 0 and tensor.shape[0] == self.batch
+            if not (own and dense):
                 raise ValueError(
                     f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or "
                     "infinite; expected finite numbers"
