@@ -241,9 +241,13 @@ class Smooth:
         """Shape of fn's output for a zero variable, or what it raised."""
         rows = self.shape if batch is None else (batch, *self.shape)
         x = torch.zeros(rows, dtype=self.dtype, device=self.device)
+        # some functions of torch take shapes that do not fit, and complain when differentiated
+        differentiate = not torch._C._are_functorch_transforms_active()
         try:
-            with torch.no_grad():
-                out = self.fn(x, *self.params)
+            with torch.set_grad_enabled(differentiate):
+                out = self.fn(x.requires_grad_() if differentiate else x, *self.params)
+                if isinstance(out, Tensor) and out.requires_grad and out.is_floating_point():
+                    torch.autograd.grad(out.sum(), x, allow_unused=True)
         except Exception as error:  # whatever a user's function raises is passed on as a cause
             return error
         if not isinstance(out, Tensor):
