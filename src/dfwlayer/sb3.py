@@ -29,6 +29,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor, shown
 from dfwlayer.layer import DFWLayer
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["ActionLimit", "LimitedActions", "LimitedSACPolicy", "LimitedTD3Policy"]
 
@@ -85,6 +86,7 @@ class ActionLimit:
             )
         return observations[:, [int(i) for i in self.weights]]
 
+    @uncompiled
     def __call__(
         self,
         actions: Tensor,  # (B, n)

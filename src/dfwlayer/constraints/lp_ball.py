@@ -54,12 +54,12 @@ class LpBall:
         weight: Tensor | None = None,
         *,
         centre: float | Tensor | None = None,
-        **settings: bool,
+        **_private: bool,
     ) -> Self:
         """The ball, or one around a centre."""
         if centre is None:
             return super().__new__(cls)
-        return Shifted(cls(p, radius, weight, **settings), centre)  # type: ignore[return-value]
+        return Shifted(cls(p, radius, weight, **_private), centre)  # type: ignore[return-value]
 
     def __getnewargs__(self) -> tuple[float]:
         """For copies."""

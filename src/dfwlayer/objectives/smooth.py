@@ -14,6 +14,7 @@ from dfwlayer.arguments import as_lipschitz, as_sizes
 from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
 from dfwlayer.objectives.sparse import stored_entries
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["Smooth"]
 
@@ -237,6 +238,7 @@ class Smooth:
             f"it raised {type(out).__name__}: {out}"
         ) from out
 
+    @uncompiled
     def _try(self, batch: int | None) -> tuple[int, ...] | Exception:
         """Shape of fn's output for a zero variable, or what it raised."""
         rows = self.shape if batch is None else (batch, *self.shape)
