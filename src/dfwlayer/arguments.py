@@ -81,9 +81,7 @@ def as_integer(name: str, value: Any, least: int) -> int:
     """An int that is neither too small nor astronomical."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or not least <= value <= MOST:
-        raise ValueError(
-            f"{name}: expected an integer ≥ {least} and at most 2**53, got {shown(value)}"
-        )
+        raise ValueError(f"{name}: expected an integer ≥ {least}, got {shown(value)}")
     return int(value)
 
 
