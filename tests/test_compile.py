@@ -63,3 +63,32 @@ def test_solving_does_not_load_the_compiler():
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+CALLS = {
+    "PlaneCut": "dfw.solve(f, dfw.PlaneCut(dfw.Box(-1.0, 1.0), level=0.5)).x",
+    "Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, centre=one), dfw.Box()], [2, 2])).x",
+    "free Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, 1.0, 0 * one), dfw.Box()], [2, 2])).x",
+    "Smooth": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.LpBall(2)).x",
+    "mapped Smooth": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.LpBall(2, one)).x",
+    "active-set": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.Simplex(), method=active).x",
+    "project_l1_box": "dfw.project_l1_box(q, None, 1.0, -1.0, 1.0)",
+    "layer": "dfw.DFWLayer(2)(torch.eye(4), q)",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_first_calls_load_nothing_large(name):
+    """Symbolic mathematics, the compiler: seconds, for a call of milliseconds."""
+    code = (
+        "import sys, torch, dfwlayer as dfw;"
+        "before = set(sys.modules);"
+        "q = torch.linspace(-1, 1, 4).requires_grad_(); f = dfw.Quadratic(None, q);"
+        "one = torch.ones(2); active = dfw.ActiveSet();"
+        "quartic = lambda x, c: ((x - c) ** 4).sum();"
+        f"({CALLS[name]}).sum().backward();"
+        "loaded = {m for m in set(sys.modules) - before if m.split('.')[0] in ('sympy', 'mpmath')"
+        " or m.startswith(('torch._dynamo', 'torch._inductor', 'torch.fx.experimental.symbolic'))};"
+        "assert not loaded, sorted(loaded)[:5]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

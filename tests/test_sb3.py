@@ -88,6 +88,32 @@ def test_a_model_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(loaded.predict(seen)[0], model.predict(seen)[0])
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_policies_and_actors_are_saved_and_loaded_by_themselves(name, tmp_path):
+    algorithm, policy = ALGORITHMS[name]
+    env = LimitedActions(gymnasium.make("Pendulum-v1"), LIMIT)
+    model = algorithm(policy, env, policy_kwargs={"limit": LIMIT, "net_arch": [8]}, device="cpu")
+    seen = torch.tensor([[1.0, 0.0, 7.0], [0.0, 1.0, -3.0]])
+    model.policy.save(tmp_path / "policy")
+    model.policy.actor.save(tmp_path / "actor")
+    whole = type(model.policy).load(tmp_path / "policy", device="cpu")
+    alone = type(model.policy.actor).load(tmp_path / "actor", device="cpu")
+    deterministic = {"deterministic": True} if name == "SAC" else {}
+    with torch.no_grad():
+        want = model.policy.actor(seen, **deterministic)
+        assert torch.equal(whole.actor(seen, **deterministic), want)
+        assert torch.equal(alone(seen, **deterministic), want)
+    assert whole.limit == alone.limit == LIMIT
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_an_actor_cannot_be_recorded():
+    env = LimitedActions(gymnasium.make("Pendulum-v1"), LIMIT)
+    model = TD3(LimitedTD3Policy, env, policy_kwargs={"limit": LIMIT}, device="cpu")
+    with pytest.raises(RuntimeError, match="without fullgraph=True"):
+        torch.jit.trace(model.policy.actor, (torch.ones(1, 3),))
+
+
 def test_scaled_actions_are_projected_in_the_units_of_the_environment():
     limit = ActionLimit(weights=lambda seen: seen, radius=1.0)
     wanted = torch.tensor([[0.9, 0.8]], dtype=torch.float64, requires_grad=True)
@@ -116,6 +142,19 @@ def test_observations_of_several_parts_need_a_function():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match=r"radius: .* got -1"):
         ActionLimit(weights=[0], radius=-1)
+    for radius in (np.nan, np.inf, "1", None, 10**400, torch.ones(2)):
+        with pytest.raises(ValueError, match="radius: expected a number"):
+            ActionLimit(weights=[0], radius=radius)
+    for weights in (3, "01", [0.5], None, ["a"], torch.zeros(2)):
+        with pytest.raises(ValueError, match="weights: expected the indices"):
+            ActionLimit(weights=weights, radius=1.0)
+    for index in (3, -4, 10**400):
+        with pytest.raises(ValueError, match=r"weights: expected indices of .* 3 entries, got \["):
+            ActionLimit(weights=[index], radius=1.0)(torch.ones(1, 1), torch.ones(1, 3))
+    with pytest.raises(ValueError, match="weights: expected a function that returns a tensor"):
+        ActionLimit(weights=lambda _: [1.0], radius=1.0)(torch.ones(1, 1), torch.ones(1, 3))
+    with pytest.raises(ValueError, match="limit: expected an ActionLimit, got float"):
+        LimitedActions(gymnasium.make("Pendulum-v1"), 1.5)
     with pytest.raises(ValueError, match="one for each of the actions"):
         LIMIT(torch.ones(1, 2), torch.ones(1, 3))
     env = LimitedActions(gymnasium.make("Pendulum-v1"), LIMIT)

@@ -163,3 +163,125 @@ def test_tensors_in_a_closure_get_their_gradient(method, rows):
         slope = (loss(F + step * d) - loss(F - step * d)) / (2 * step)
     assert abs(slope) > 1e-3
     close((got * d).sum(), slope, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------
+# parameters that are no real numbers, functions of nothing, and what is not to be differentiated
+
+CLASSES = 4
+
+
+def labelled(x, label, c):
+    """Cross entropy of a label per problem."""
+    return torch.nn.functional.cross_entropy(x - c, label, reduction="none") + x.square().sum(-1)
+
+
+@pytest.mark.parametrize("shape", ["labels alone", "labels and centres"])
+def test_integer_parameters_are_per_problem(shape):
+    label = torch.tensor([3, 0, 1, 1, 2])
+    c = torch.randn(len(label), CLASSES, dtype=F64)
+    if shape == "labels alone":
+        c = torch.zeros(CLASSES, dtype=F64)
+    c.requires_grad_()
+    f = dfw.Smooth(labelled, label, c, shape=(CLASSES,))
+    assert f.batch_sizes == {"fn": 5}
+    sol = dfw.solve(f, dfw.LpBall(2, 0.1), tol=1e-12)
+    (slope,) = torch.autograd.grad(sol.x[:, 0].sum(), c)
+    alone = []
+    for i in range(len(label)):
+        own = c if c.dim() == 1 else c[i]
+        g = dfw.Smooth(labelled, label[i : i + 1], own, shape=(CLASSES,))
+        alone.append(dfw.solve(g, dfw.LpBall(2, 0.1), tol=1e-12).x[0])
+    close(sol.x, torch.stack(alone), rtol=1e-9, atol=1e-11)
+    (want,) = torch.autograd.grad(torch.stack(alone)[:, 0].sum(), c)
+    close(slope, want, rtol=1e-7, atol=1e-9)
+
+
+def test_a_bad_row_takes_its_label_along():
+    label = torch.tensor([3, 0, 1])
+    c = torch.randn(3, CLASSES, dtype=F64)
+    spoilt = c.clone()
+    spoilt[1, 2] = torch.nan
+    spoilt.requires_grad_()
+    sol = dfw.solve(dfw.Smooth(labelled, label, spoilt, shape=(CLASSES,)), dfw.LpBall(2, 0.1))
+    assert sol.status.tolist() == [0, dfw.Status.NONFINITE, 0]
+    others = [0, 2]
+    sound = dfw.Smooth(labelled, label[others], c[others], shape=(CLASSES,))
+    close(sol.x[others], dfw.solve(sound, dfw.LpBall(2, 0.1)).x, rtol=1e-9, atol=1e-11)
+    (slope,) = torch.autograd.grad(sol.x.nansum(), spoilt)
+    assert (slope[1] == 0).all()
+    assert torch.isfinite(slope).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, for forward mode
+def test_integer_parameters_inside_of_transforms():
+    label, c = torch.tensor([3, 0, 1]), torch.randn(3, CLASSES, dtype=F64)
+
+    def x(c):
+        f = dfw.Smooth(labelled, label, c, shape=(CLASSES,))
+        return dfw.solve(f, dfw.LpBall(2, 0.1), tol=1e-13).x
+
+    want = torch.autograd.functional.jacobian(x, c)
+    close(torch.func.jacrev(x)(c), want, rtol=1e-7, atol=1e-9)
+    close(torch.func.jacfwd(x)(c), want, rtol=1e-7, atol=1e-9)
+    torch.autograd.gradgradcheck(x, c.requires_grad_())
+
+
+@pytest.mark.parametrize("method", ["auto", "dfw", "frank-wolfe", "active-set"])
+@pytest.mark.parametrize("rows", [None, 3])
+def test_a_function_that_leaves_out_x(method, rows):
+    """Every point is a solution; the start is one."""
+    lead = () if rows is None else (rows,)
+    c = torch.ones(*lead, 4, requires_grad=True)
+    settings = {"method": method, "max_steps": 20}
+    sol = dfw.solve(dfw.Smooth(lambda _, c: c.sum(-1), c, shape=4), dfw.Simplex(), **settings)
+    assert sol.x.shape == (*lead, 4)
+    close(sol.x.sum(-1), torch.ones(lead), rtol=1e-6)
+    assert (sol.gap == 0).all()
+    (slope,) = torch.autograd.grad(sol.x.sum(), c, allow_unused=True)
+    assert slope is None or (slope == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["implicit", "unroll"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_x_requires_a_gradient_only_if_something_does(mode, shape):
+    c = torch.randn(shape, dtype=F64)
+    radius = torch.tensor(0.3, dtype=F64)
+
+    def x(fn, *params, radius=radius):
+        return dfw.solve(
+            dfw.Smooth(fn, *params, shape=4), dfw.LpBall(2, radius), differentiate=mode
+        ).x
+
+    def distance(x, c):
+        return ((x - c) ** 2).sum(-1)
+
+    def hidden(x, _):
+        return ((x - held) ** 2).sum(-1)
+
+    held = c
+    assert not x(distance, c).requires_grad
+    assert not x(hidden, c).requires_grad
+    assert x(distance, c.clone().requires_grad_()).requires_grad
+    assert x(distance, c, radius=radius.clone().requires_grad_()).requires_grad
+    held = c.clone().requires_grad_()
+    found = x(hidden, c)
+    assert found.requires_grad
+    (slope,) = torch.autograd.grad(found[..., 0].sum(), held)
+    assert slope.abs().sum() > 0
+    with torch.no_grad():
+        assert not x(hidden, c).requires_grad
+
+
+def test_lipschitz_per_problem_is_a_batch():
+    c = torch.randn(4, dtype=F64)
+    f = dfw.Smooth(lambda x, c: ((x - c) ** 2).sum(-1), c, shape=4, lipschitz=2 * torch.ones(3))
+    sol = dfw.solve(f, dfw.LpBall(1, 0.5), method="frank-wolfe")
+    assert sol.x.shape == (3, 4)
+    with pytest.raises(
+        ValueError, match="radius: batch of 2 problems does not go with the 3 of lip"
+    ):
+        dfw.solve(f, dfw.LpBall(1, torch.ones(2, dtype=F64)))
+    rule = dfw.ShortStep(torch.ones(3))
+    with pytest.raises(ValueError, match="lipschitz: expected a number or one for each of"):
+        dfw.solve(dfw.Quadratic(None, c.expand(2, 4)), dfw.LpBall(1), step_size=rule, method="dfw")

@@ -22,7 +22,7 @@ from dfwlayer.constraints import (
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
-from dfwlayer.solution import Solution, Status
+from dfwlayer.solution import Solution, SolveError, Status
 from dfwlayer.solve import solve
 from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
 from dfwlayer.temperature import Anneal, Constant
@@ -60,6 +60,7 @@ __all__ = [
     "Simplex",
     "Smooth",
     "Solution",
+    "SolveError",
     "SpectralBall",
     "Status",
     "project_l1_box",

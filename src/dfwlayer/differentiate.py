@@ -26,7 +26,7 @@ def unroll(method: Method, problem: Problem, x: Tensor, settings: Settings) -> O
     x = problem.constraint.retract(outcome.x)
     if settings.max_steps == 0 or x.numel() == 0:  # no step was taken; zero is still a gradient
         gradient = problem.objective.gradient(x)
-        soft = problem.constraint.soft_vertex(gradient, settings.temperature(0))
+        soft = problem.constraint.soft_vertex(gradient, settings.heat(0, x.dtype))
         never = torch.zeros_like(gradient, dtype=torch.bool)
         x = x + torch.where(never, gradient + soft, 0)
     return outcome._replace(x=x)
@@ -112,6 +112,9 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         system: FaceSystem = ctx.system
+        # the system reads the tensors of the problem as they are now: this lets torch raise if
+        # one of them was changed in place since the solve
+        _ = ctx.saved_tensors
         none: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - 3)
         if torch.is_grad_enabled() or in_transform(v):
             # the gradient is to be differentiated or mapped: past the residuals, which do not

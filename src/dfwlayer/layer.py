@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any, NoReturn
+
+import torch
 from torch import Tensor, nn
 
+from dfwlayer.arguments import as_flag, shown
 from dfwlayer.constraints import LpBall
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
 from dfwlayer.projection import project
-from dfwlayer.solution import Solution
+from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import check_settings, solve
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature
+from dfwlayer.transforms import refuse_recording, uncompiled, unwrapped
 
 __all__ = ["DFWLayer"]
+
+ON_FAILURE = ("ignore", "warn", "raise")
 
 
 class DFWLayer(nn.Module):
@@ -22,6 +30,20 @@ class DFWLayer(nn.Module):
     With a ``centre`` c the constraint is ‖w ∘ (x − c)‖_p ≤ t. The layer has no parameters of its
     own: P, q, the weights, the radius and the centre come from other layers or are parameters of
     yours, and each of them receives its gradient. The arguments are those of `dfwlayer.solve`.
+
+    Args:
+        p: Of the norm, any number in [1, ∞].
+        method: See `dfwlayer.solve`, as for all that is not said here.
+        differentiate: "implicit", "unroll" or "auto".
+        tol: On the relative gap.
+        max_steps: Most steps.
+        step_size: A rule such as ``ShortStep()``.
+        temperature: Of the method "dfw".
+        verify: Whether to read the values of tensors to check them.
+        on_failure: What a call of the layer does about problems that were not solved, those with
+            a status other than CONVERGED and ROUNDING_FLOOR: "warn" (once in the life of the
+            layer), "raise" a `SolveError`, or "ignore". Its method ``solve``, which returns the
+            statuses, never does anything.
 
     Example:
         >>> layer = DFWLayer(p=1)
@@ -40,17 +62,33 @@ class DFWLayer(nn.Module):
         step_size: StepSize | None = None,
         temperature: float | Temperature | None = None,
         verify: bool = True,
+        on_failure: str = "warn",
     ) -> None:
         super().__init__()
         check_settings(method, differentiate, tol, max_steps, step_size, temperature)
+        if not isinstance(on_failure, str) or on_failure not in ON_FAILURE:
+            raise ValueError(
+                f"on_failure: expected one of {list(ON_FAILURE)}, got {shown(on_failure)}"
+            )
         self.p = LpBall(p).p
         self.method = method
         self.differentiate = differentiate
-        self.tol = tol
-        self.max_steps = max_steps
+        self.tol = float(tol)
+        self.max_steps = int(max_steps)
         self.step_size = step_size
         self.temperature = temperature
-        self.verify = verify
+        self.verify = as_flag("verify", verify)
+        self.on_failure = on_failure
+        self._warned = [False]  # in a list, as the replicas of DataParallel share it with the layer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy warns for itself."""
+        own = {"on_failure": "warn"} | state | {"_warned": [False]}
+        super().__setstate__(own)  # type: ignore[no-untyped-call]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by torch.jit.script."""
+        refuse_recording("torch.jit.script")
 
     def forward(
         self,
@@ -62,16 +100,13 @@ class DFWLayer(nn.Module):
         centre: Tensor | None = None,  # (n,) or (B, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
-        if P is None and centre is None and self._projects:
-            x = project(q, weight, radius, self.verify)
-            if x is not None:
-                return x
-        return self.solve(P, q, weight, radius, centre=centre).x
+        return _solution(self, P, q, weight, radius, centre)
 
     @property
     def _projects(self) -> bool:
         """Whether without a P nothing but the exact projection is asked for."""
-        exact = self.method in ("auto", "projected-newton") and self.differentiate != "unroll"
+        named = isinstance(self.method, str) and self.method in ("auto", "projected-newton")
+        exact = named and self.differentiate != "unroll"
         return self.p == 1 and exact and self.max_steps > 0
 
     def solve(
@@ -113,4 +148,57 @@ class DFWLayer(nn.Module):
             parts.append(f"temperature={self.temperature!r}")
         if not self.verify:
             parts.append("verify=False")
+        if self.on_failure != "warn":
+            parts.append(f"on_failure={self.on_failure!r}")
         return ", ".join(parts)
+
+    def _check(self, solution: Solution) -> None:
+        """Do what is to be done about problems that were not solved."""
+        if self.on_failure == "ignore" or (self.on_failure == "warn" and self._warned[0]):
+            return
+        counts = _failures(solution.status)
+        if not counts:
+            return
+        total = unwrapped(solution.status).numel()
+        told = "; ".join(f"{count} {s}: {s.message}" for s, count in counts.items())
+        message = (
+            f"{sum(counts.values())} of {total} problems were not solved ({told}). DFWLayer.solve "
+            "returns the statuses"
+        )
+        if self.on_failure == "raise":
+            raise SolveError(message, solution)
+        self._warned[0] = True
+        warnings.warn(
+            f"{message}; this is said once for each layer, DFWLayer(..., on_failure='raise') "
+            "makes it an error and on_failure='ignore' silences it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@uncompiled
+def _solution(
+    layer: DFWLayer,
+    P: Tensor | None,
+    q: Tensor,
+    weight: Tensor | None,
+    radius: float | Tensor,
+    centre: Tensor | None,
+) -> Tensor:
+    """The solution, by the shortest way; the compiler leaves all of it alone."""
+    if P is None and centre is None and layer._projects:
+        x = project(q, weight, radius, layer.verify)
+        if x is not None:
+            return x
+    solution = layer.solve(P, q, weight, radius, centre=centre)
+    layer._check(solution)
+    return solution.x
+
+
+def _failures(status: Tensor) -> dict[Status, int]:
+    """How many problems failed in which way; a GPU is waited for."""
+    codes = unwrapped(status).reshape(-1).cpu()
+    if not bool(codes.any()):  # all have converged
+        return {}
+    counts = torch.bincount(codes, minlength=len(Status)).tolist()
+    return {s: counts[s] for s in FAILURES if counts[s]}

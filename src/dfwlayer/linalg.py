@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ __all__ = [
     "as_rows",
     "axpy",
     "column",
+    "common_shape",
     "conjugate_gradient",
     "descend",
     "dot",
@@ -77,6 +79,14 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
 def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
     """Rows of a where the mask holds, rows of b elsewhere."""
     return torch.where(mask.unsqueeze(-1), a, b)
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of tensors of these shapes after broadcasting.
+
+    torch.broadcast_shapes loads seconds of symbolic mathematics the first time it is called.
+    """
+    return np.broadcast_shapes(*shapes)
 
 
 def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per row

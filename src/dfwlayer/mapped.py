@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.expansion import Known
+from dfwlayer.linalg import common_shape
 from dfwlayer.objectives import LeastSquares, Quadratic
 from dfwlayer.objectives.base import Objective, common_batch
 from dfwlayer.solution import Solution
@@ -205,7 +206,7 @@ def one_batch(
 ) -> tuple[list[Tensor], tuple[int, ...]]:
     """Several batch dimensions as one, and their sizes; what is shared by all stays shared."""
     leads = [t.shape[: t.dim() - rank] for t, rank in zip(tensors, ranks, strict=True)]
-    lead: tuple[int, ...] = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+    lead = common_shape(*leads)
     if len(lead) < 2:
         return list(tensors), lead
     merged = []

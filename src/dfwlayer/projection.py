@@ -12,19 +12,21 @@ a gradient v in x becomes −u in q, ν in t and −sign(w)(λ sign(x) u + ν|x|
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from dfwlayer import nearest_kernels as kernels
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.l1_nearest import Nearest, nearest_l1
 from dfwlayer.objectives import Quadratic
 from dfwlayer.solve import solve
-from dfwlayer.transforms import in_transform, uncompiled
+from dfwlayer.transforms import in_transform, refuse_capture, uncompiled
 
 __all__ = ["project"]
 
@@ -47,7 +49,9 @@ def project(
         return None
     if torch.is_autocast_enabled(q.device.type):
         return None
-    t = radius if isinstance(radius, Tensor) else q.new_tensor(radius)
+    if verify:
+        refuse_capture()  # what the kernels found suspicious could not be read
+    t = radius if isinstance(radius, Tensor) else q.new_tensor(float(radius))
     nearest = _nearest(q.detach(), weight, t, verify)
     if nearest is None:
         return None
@@ -60,14 +64,23 @@ def project(
 
 def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
     """Whether shapes, dtypes and devices leave no question open."""
-    if not isinstance(q, Tensor) or q.dim() not in (1, 2) or q.dtype not in DTYPES:
+    if type(q) not in (Tensor, Parameter) or q.is_nested or q.dtype not in DTYPES:
         return False
-    if q.numel() == 0 or q.device.type not in ("cpu", "cuda") or q.layout != torch.strided:
+    if (
+        q.dim() not in (1, 2)
+        or q.numel() == 0
+        or q.device.type not in ("cpu", "cuda")
+        or q.layout != torch.strided
+    ):
         return False
     if isinstance(radius, Tensor):
-        if tuple(radius.shape) not in ((), tuple(q.shape[:-1])) or not _alike(radius, q):
+        if not _alike(radius, q) or tuple(radius.shape) not in ((), tuple(q.shape[:-1])):
             return False
-    elif isinstance(radius, bool) or not isinstance(radius, int | float) or not radius >= 0:
+    elif (
+        isinstance(radius, bool)
+        or not isinstance(radius, int | float)
+        or not 0 <= radius <= sys.float_info.max
+    ):
         return False
     if weight is None:
         return True
@@ -77,7 +90,8 @@ def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and a.layout == torch.strided
+    same = a.dtype == b.dtype and a.device == b.device
+    return same and a.layout == torch.strided and not a.is_nested
 
 
 def _nearest(q: Tensor, weight: Tensor | None, t: Tensor, verify: bool) -> _Nearest | None:

@@ -27,7 +27,9 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import Tensor
 
+from dfwlayer.arguments import as_number, check_tensor, shown
 from dfwlayer.layer import DFWLayer
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["ActionLimit", "LimitedActions", "LimitedSACPolicy", "LimitedTD3Policy"]
 
@@ -54,21 +56,37 @@ class ActionLimit:
     layer: DFWLayer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.radius >= 0:
-            raise ValueError(f"radius: expected a number of at least 0, got {self.radius}")
+        radius = as_number("radius", self.radius, "a number of at least 0", least=0)
+        object.__setattr__(self, "radius", radius)
+        if not callable(self.weights):
+            indices = isinstance(self.weights, Sequence) and not isinstance(self.weights, str)
+            if not indices or not all(isinstance(i, int | np.integer) for i in self.weights):
+                raise ValueError(
+                    "weights: expected the indices of the weights in an observation, or a function "
+                    f"from observations to weights, got {shown(self.weights)}"
+                )
         object.__setattr__(self, "layer", DFWLayer(p=self.p))
 
     def of(self, observations: Any) -> Tensor:
         """The weights (B, n) of a batch of observations."""
         if callable(self.weights):
-            return self.weights(observations)
+            found = self.weights(observations)
+            check_tensor("weights", found, "a function that returns a tensor")
+            return found
         if not isinstance(observations, Tensor) or observations.dim() != 2:
             raise ValueError(
                 "weights: indices need observations that are vectors; pass a function from your "
                 "observations to the weights"
             )
-        return observations[:, list(self.weights)]
+        width = observations.shape[1]
+        outside = [int(i) for i in self.weights if not -width <= i < width]
+        if outside:
+            raise ValueError(
+                f"weights: expected indices of observations with {width} entries, got {outside}"
+            )
+        return observations[:, [int(i) for i in self.weights]]
 
+    @uncompiled
     def __call__(
         self,
         actions: Tensor,  # (B, n)
@@ -96,7 +114,7 @@ class LimitedActions(gymnasium.Wrapper):  # type: ignore[misc, unused-ignore]
     def __init__(self, env: gymnasium.Env[Any, Any], limit: ActionLimit) -> None:
         super().__init__(env)
         _unit(env.action_space)
-        self.limit = limit
+        self.limit = _checked(limit)
         self.observation: Any = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -130,12 +148,15 @@ class LimitedTD3Actor(TD3Actor):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, limit: ActionLimit, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.limit = limit
+        self.limit = _checked(limit)
         self.register_buffer("unit", _unit(self.action_space), persistent=False)
 
     def forward(self, obs: Any) -> Tensor:
         """The actions, scaled to [−1, 1]."""
         return self.limit(super().forward(obs), obs, self.unit)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "limit": self.limit}
 
 
 class LimitedSACActor(SACActor):  # type: ignore[misc, unused-ignore]
@@ -149,7 +170,7 @@ class LimitedSACActor(SACActor):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, limit: ActionLimit, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.limit = limit
+        self.limit = _checked(limit)
         self.register_buffer("unit", _unit(self.action_space), persistent=False)
 
     def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
@@ -161,12 +182,15 @@ class LimitedSACActor(SACActor):  # type: ignore[misc, unused-ignore]
         actions, log_prob = super().action_log_prob(obs)
         return self.limit(actions, obs, self.unit), log_prob
 
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "limit": self.limit}
+
 
 class LimitedTD3Policy(TD3Policy):  # type: ignore[misc, unused-ignore]
     """For TD3 and DDPG: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
     def __init__(self, *args: Any, limit: ActionLimit, **kwargs: Any) -> None:
-        self.limit = limit  # the constructor makes the actors
+        self.limit = _checked(limit)  # the constructor makes the actors
         super().__init__(*args, **kwargs)
 
     def make_actor(self, features_extractor: Any = None) -> LimitedTD3Actor:
@@ -183,7 +207,7 @@ class LimitedSACPolicy(SACPolicy):  # type: ignore[misc, unused-ignore]
     """For SAC: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
     def __init__(self, *args: Any, limit: ActionLimit, **kwargs: Any) -> None:
-        self.limit = limit  # the constructor makes the actor
+        self.limit = _checked(limit)  # the constructor makes the actor
         super().__init__(*args, **kwargs)
 
     def make_actor(self, features_extractor: Any = None) -> LimitedSACActor:
@@ -194,6 +218,12 @@ class LimitedSACPolicy(SACPolicy):  # type: ignore[misc, unused-ignore]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "limit": self.limit}
+
+
+def _checked(limit: Any) -> ActionLimit:
+    if not isinstance(limit, ActionLimit):
+        raise ValueError(f"limit: expected an ActionLimit, got {type(limit).__name__}")
+    return limit
 
 
 def _unit(space: Any) -> Tensor:

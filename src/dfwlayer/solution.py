@@ -8,7 +8,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-__all__ = ["Solution", "Status"]
+__all__ = ["FAILURES", "Solution", "SolveError", "Status"]
 
 
 class Status(IntEnum):
@@ -27,6 +27,14 @@ class Status(IntEnum):
     INFEASIBLE = 6
     INVALID = 7
     OUT_OF_RANGE = 8
+
+    def __str__(self) -> str:
+        """The name; an IntEnum would print its number."""
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        """The name in an f-string, or with a spec for integers the number."""
+        return format(int(self) if spec[-1:] in tuple("bcdoxXn") else self.name, spec)
 
     @property
     def message(self) -> str:
@@ -57,12 +65,13 @@ _MESSAGES = {
         "that coordinate a weight or the objective curvature there"
     ),
     Status.INFEASIBLE: (
-        "this problem's own set is empty; x is NaN and its gradient zero: look at its level, caps "
-        "or bounds"
+        "the set of this problem is empty; x is NaN and its gradient zero: bring the level within "
+        "reach, raise the caps, or put the lower bounds below the upper ones"
     ),
     Status.INVALID: (
-        "this problem's own set has no meaning; x is NaN and its gradient zero: look for a "
-        "negative radius, or a matrix without full rank"
+        "the set of this problem has no meaning; x is NaN and its gradient zero: look for a "
+        "negative radius or cap, a k below 1, bounds that leave out 0 or are missing, or an A "
+        "without full column rank"
     ),
     Status.OUT_OF_RANGE: (
         "f or its certificate is infinite or not a number at x, outside of f's domain or beyond "
@@ -70,6 +79,10 @@ _MESSAGES = {
         "units, or float64"
     ),
 }
+
+# the statuses of problems whose x is not the solution that was asked for; at the rounding floor it
+# is, as far as the dtype can tell
+FAILURES = tuple(s for s in Status if s not in (Status.CONVERGED, Status.ROUNDING_FLOOR))
 
 
 @dataclass(frozen=True)
@@ -107,3 +120,20 @@ class Solution:
             f"Solution(x={tuple(self.x.shape)} {self.x.dtype}, status=[{ended}], "
             f"largest gap={worst}, most steps={steps})"
         )
+
+
+class SolveError(RuntimeError):
+    """Raised by a layer with ``on_failure="raise"`` for problems that were not solved.
+
+    Attributes:
+        solution: The `Solution`, whose statuses tell which problems they are.
+
+    """
+
+    def __init__(self, message: str, solution: Solution) -> None:
+        super().__init__(message)
+        self.solution = solution
+
+    def __reduce__(self) -> tuple[type[SolveError], tuple[str, Solution]]:
+        """For copies and other processes."""
+        return SolveError, (str(self), self.solution)

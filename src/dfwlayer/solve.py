@@ -9,9 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, shown
 from dfwlayer.careful import Solver, out_of_range, solve_again
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint, constraint_is_shifted
+from dfwlayer.constraints.parameters import merged
 from dfwlayer.differentiate import MODES, attach
 from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import Arguments, solve_transformed
@@ -23,7 +25,7 @@ from dfwlayer.recorded import solve_recorded
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
-from dfwlayer.transforms import in_transform, uncompiled
+from dfwlayer.transforms import in_transform, refuse_capture, uncompiled
 
 __all__ = ["check_settings", "solve"]
 
@@ -71,20 +73,25 @@ def solve(
         ValueError: Naming the argument, what was found and what is expected.
 
     """
-    if not hasattr(objective, "value_and_gradient"):
+    refuse_capture()
+    if isinstance(objective, type) or not hasattr(objective, "value_and_gradient"):
         raise ValueError(
             "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
             f"{type(objective).__name__}"
         )
-    if not hasattr(constraint, "vertex"):
+    if isinstance(constraint, type) or not hasattr(constraint, "vertex"):
         raise ValueError(
             f"constraint: expected a set such as LpBall, got {type(constraint).__name__}"
         )
-    if method == "auto" and differentiate != "unroll":
+    unrolled = isinstance(differentiate, str) and differentiate == "unroll"
+    if isinstance(method, str) and method == "auto" and not unrolled:
         method = getattr(constraint, "preferred_method", method)
     solver, mode, schedule = check_settings(
         method, differentiate, tol, max_steps, step_size, temperature
     )
+    tol, max_steps, verify = float(tol), int(max_steps), as_flag("verify", verify)
+    if x0 is not None:
+        check_tensor("x0", x0)
     device = objective.device
     if torch.is_autocast_enabled(device.type):
         with torch.autocast(device.type, enabled=False):
@@ -113,7 +120,7 @@ def solve(
     objective = objective.bind(batch)
     constraint = constraint.bind(shape, dtype, device)
     settings = Settings(tol, max_steps, step_size, schedule, warm=x0 is not None)
-    bad: Tensor | None = None
+    bad: Tensor | None = None  # (B,), the status of problems that cannot be solved, else 0
     outcome: Outcome | None = None
     if mode == "implicit" and device.type == "cuda":
         rows = None if x0 is None else _rows(x0, math.prod(shape), lead)
@@ -126,9 +133,10 @@ def solve(
     assert value is not None
     assert gap is not None
     if bad is not None:
-        x = where_rows(~bad, x, torch.nan)
-        value, gap = torch.where(bad, torch.nan, value), torch.where(bad, torch.nan, gap)
-        status = torch.where(bad, int(Status.NONFINITE), status)
+        lost = bad != 0
+        x = where_rows(~lost, x, torch.nan)
+        value, gap = torch.where(lost, torch.nan, value), torch.where(lost, torch.nan, gap)
+        status = torch.where(lost, bad, status)
     return Solution(x.reshape(*lead, *shape), value, gap, outcome.num_steps, status)
 
 
@@ -167,16 +175,15 @@ def _refined(
     far: Tensor | None,
 ) -> Outcome:
     """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
-    again = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
+    far = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
+    floored = (outcome.status == Status.ROUNDING_FLOOR) & (outcome.num_steps < settings.max_steps)
+    again = far
     if x.dtype == torch.float32 and not outcome.closed_form:
-        again = again | (outcome.status == Status.ROUNDING_FLOOR)
+        again = far | floored
     if not bool(again.any()):
         return outcome
-    far = again & False if far is None else far
-    left = settings.max_steps - int(torch.where(again & ~far, outcome.num_steps, 0).max())
-    if left <= 0:
-        again, left = far, settings.max_steps
-    more = replace(settings, warm=True, max_steps=left)
+    taken = int(torch.where(again & ~far, outcome.num_steps, 0).max())
+    more = replace(settings, warm=True, max_steps=settings.max_steps - taken)
     return solve_again(solver, objective, constraint, x, more, outcome, again, far)
 
 
@@ -239,12 +246,12 @@ def _verified(
     else:
         objective, bad = objective.verified()
     constraint, flagged = constraint.verified()
-    if flagged is not None:
-        bad = flagged if bad is None else bad | flagged
+    bad = merged(bad, flagged)
     if bad is None:
         return objective, constraint, None
     bad = bad.expand(lead)
-    return objective.replace_rows(bad), constraint.replace_rows(bad), bad
+    lost = bad != 0
+    return objective.replace_rows(lost), constraint.replace_rows(lost), bad
 
 
 def check_settings(
@@ -256,27 +263,25 @@ def check_settings(
     temperature: float | Temperature | None,
 ) -> tuple[Method, str, Temperature]:
     """Raise ValueError for settings that make no sense; the method, mode and schedule meant."""
+    if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
+        raise ValueError(
+            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
+        )
     if isinstance(method, str):
         if method not in METHODS:
             raise ValueError(f"method: expected one of {sorted(METHODS)}, got {method!r}")
         # the best method whose steps can be differentiated is the published one
         unrolled = method == "auto" and differentiate == "unroll"
         method = METHODS["dfw" if unrolled else method]
-    elif not hasattr(method, "run"):
+    elif isinstance(method, type) or not hasattr(method, "run"):
         raise ValueError(
-            f"method: expected a name or a method object such as FrankWolfe(), got {method!r}"
+            f"method: expected a name or a method object such as FrankWolfe(), got {shown(method)}"
         )
-    if differentiate not in ("auto", *MODES):
-        raise ValueError(
-            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {differentiate!r}"
-        )
-    if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < math.inf:
-        raise ValueError(f"tol: expected a finite number ≥ 0, got {tol!r}")
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ValueError(f"max_steps: expected an integer ≥ 0, got {max_steps!r}")
+    as_number("tol", tol, "a finite number ≥ 0", least=0)
+    as_integer("max_steps", max_steps, 0)
     if step_size is not None and (isinstance(step_size, type) or not hasattr(step_size, "start")):
         raise ValueError(
-            f"step_size: expected a rule such as ShortStep() or None, got {step_size!r}"
+            f"step_size: expected a rule such as ShortStep() or None, got {shown(step_size)}"
         )
     if differentiate == "auto":
         differentiate = method.modes[0]
@@ -291,10 +296,9 @@ def check_settings(
 def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:
     """Raise unless x0 is a variable of the objective's; its batch size, if it has one."""
     shape = objective.shape
-    fits = isinstance(x0, Tensor) and tuple(x0.shape[-len(shape) :]) == shape
+    fits = tuple(x0.shape[-len(shape) :]) == shape
     if not fits or x0.dim() - len(shape) not in (0, 1):
-        got = str(tuple(x0.shape)) if isinstance(x0, Tensor) else type(x0).__name__
-        raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {got}")
+        raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {tuple(x0.shape)}")
     if x0.dtype != objective.dtype or x0.device != objective.device:
         raise ValueError(
             f"x0: expected {objective.dtype} on {objective.device} like the objective, got "

@@ -6,6 +6,7 @@ solve; what must be remembered between steps lives in that. Adding a rule is one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_integer, as_lipschitz, as_number
 from dfwlayer.linalg import dot
 from dfwlayer.objectives.base import Objective
 
@@ -66,8 +68,8 @@ class ShortStep:
     lipschitz: float | Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.lipschitz is not None and not bool((torch.as_tensor(self.lipschitz) > 0).all()):
-            raise ValueError(f"lipschitz: expected a positive number, got {self.lipschitz}")
+        if self.lipschitz is not None:
+            object.__setattr__(self, "lipschitz", as_lipschitz(self.lipschitz))
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
         """Find L once."""
@@ -104,8 +106,8 @@ class OpenLoop:
     offset: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.offset >= 2:
-            raise ValueError(f"offset: expected a number ≥ 2 so that γ ≤ 1, got {self.offset}")
+        expected = "a number ≥ 2 so that γ ≤ 1"
+        object.__setattr__(self, "offset", as_number("offset", self.offset, expected, least=2))
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
         """Nothing to find."""
@@ -135,10 +137,9 @@ class Backtracking:
     trials: int = 7
 
     def __post_init__(self) -> None:
-        if not 0 < self.shrink <= 1:
-            raise ValueError(f"shrink: expected a number in (0, 1], got {self.shrink}")
-        if self.trials < 1:
-            raise ValueError(f"trials: expected at least 1, got {self.trials}")
+        shrink = as_number("shrink", self.shrink, "a number in (0, 1]", above=0, most=1)
+        object.__setattr__(self, "shrink", shrink)
+        object.__setattr__(self, "trials", as_integer("trials", self.trials, 1))
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
         """First M from the change of the gradient along a small step."""
@@ -240,7 +241,13 @@ def _lipschitz(
     objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
 ) -> tuple[Tensor, Tensor | None]:
     if given is not None:
-        return torch.as_tensor(given, dtype=x.dtype, device=x.device), None
+        constant = torch.as_tensor(given, dtype=x.dtype, device=x.device)
+        if constant.dim() and len(constant) not in (1, *x.shape[:-1]):
+            raise ValueError(
+                f"lipschitz: expected a number or one for each of the problems, of which there "
+                f"are {math.prod(x.shape[:-1])}, got {len(constant)}"
+            )
+        return constant.reshape(()) if constant.numel() == 1 else constant, None
     curvature = objective.curvature()
     if curvature is None:
         raise ValueError(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import Tensor
+
+from dfwlayer.arguments import as_integer, as_number
 
 __all__ = ["Anneal", "Constant", "Temperature", "as_temperature"]
 
@@ -19,8 +22,8 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        if not self.value > 0:
-            raise ValueError(f"value: a temperature must be positive, got {self.value}")
+        expected = "a temperature, a positive number"
+        object.__setattr__(self, "value", as_number("value", self.value, expected, above=0))
 
     def __call__(self, step: int) -> float:
         return self.value
@@ -38,12 +41,11 @@ class Anneal:
     period: int = 30
 
     def __post_init__(self) -> None:
-        if not self.start > 0:
-            raise ValueError(f"start: a temperature must be positive, got {self.start}")
-        if not 0 < self.factor <= 1:
-            raise ValueError(f"factor: expected a number in (0, 1], got {self.factor}")
-        if self.period < 1:
-            raise ValueError(f"period: expected at least one step, got {self.period}")
+        start = as_number("start", self.start, "a temperature, a positive number", above=0)
+        factor = as_number("factor", self.factor, "a number in (0, 1]", above=0, most=1)
+        period = as_integer("period", self.period, 1)
+        for name, value in (("start", start), ("factor", factor), ("period", period)):
+            object.__setattr__(self, name, value)
 
     def __call__(self, step: int) -> float:
         return float(self.start * self.factor ** (step // self.period))
@@ -53,12 +55,28 @@ def as_temperature(temperature: float | Temperature | None) -> Temperature:
     """A number becomes a constant schedule, None the paper's annealing."""
     if temperature is None:
         return Anneal()
-    if callable(temperature):
+    if isinstance(temperature, Anneal | Constant):
         return temperature
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not number or not 0 < temperature < math.inf:
-        raise ValueError(
-            "temperature: expected a positive number, a schedule such as Anneal(), or a function "
-            f"of the step, got {temperature!r}"
+    if callable(temperature) and not isinstance(temperature, type):
+        return _Checked(temperature)
+    kind = "a positive number, a schedule such as Anneal(), or a function of the step"
+    return Constant(as_number("temperature", temperature, "a positive number", kind=kind, above=0))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A schedule of the user's, whose every temperature is looked at."""
+
+    schedule: Temperature
+
+    def __call__(self, step: int) -> float:
+        found = self.schedule(step)
+        if isinstance(found, Tensor) and found.numel() == 1 and not found.is_meta:
+            found = found.item()
+        return as_number(
+            "temperature",
+            found,
+            f"a number ≥ 0 at every step (here step {step})",
+            kind="a schedule that returns numbers",
+            least=0,
         )
-    return Constant(float(temperature))

@@ -140,7 +140,12 @@ def check_gradients(problems: Problems, rng: np.random.Generator) -> list[Gradie
     directions["P"] = 0.5 * (directions["P"] + directions["P"].transpose(0, 2, 1))
     gradients = {
         "auto": _gradients(problems, cotangent, DFWLayer(tol=1e-12, max_steps=100_000)),
-        "dfw": _gradients(problems, cotangent, DFWLayer(method="dfw", tol=PAPER_TOLERANCE)),
+        # what its steps lead to is compared here, however far they come
+        "dfw": _gradients(
+            problems,
+            cotangent,
+            DFWLayer(method="dfw", tol=PAPER_TOLERANCE, on_failure="ignore"),
+        ),
     }
     return [
         _compare(problems, cotangent, name, direction, gradients)

@@ -263,7 +263,9 @@ def _with_batch(size: int, method: str, case: Case) -> Values:
 
 
 def _mode_variant(steps: int, mode: str) -> Variant:
-    layer = DFWLayer(method="dfw", differentiate=mode, tol=0.0, max_steps=steps)
+    layer = DFWLayer(
+        method="dfw", differentiate=mode, tol=0.0, max_steps=steps, on_failure="ignore"
+    )
     settings = {"steps": steps, "mode": mode}
     label = f"{'unrolled' if mode == 'unroll' else 'implicit'}, {steps} steps"
     return Variant(f"{mode}-{steps}", label, settings, partial(_with_layer, layer))

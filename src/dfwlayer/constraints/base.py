@@ -104,7 +104,11 @@ class Constraint(Protocol):
         """The same set with half-precision parameters in float32."""
 
     def verified(self) -> tuple[Constraint, Tensor | None]:
-        """Raise ValueError for values no set can have; mask (B,) of non-finite problems."""
+        """Raise ValueError for values no set can have; what is wrong with single problems.
+
+        That is a status (B,), 0 for problems that can be solved, or a mask (B,) of those with NaN
+        or infinity, or None. See `dfwlayer.constraints.parameters.fault`.
+        """
 
     def replace_rows(self, bad: Tensor) -> Constraint:
         """The set with harmless constants in place of the problems that are flagged."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.assignment import assign, sinkhorn
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.birkhoff_projection import (
@@ -43,9 +44,7 @@ class Birkhoff:
 
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("rounds", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: expected an integer ≥ {least}, got {value!r}")
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), least))
 
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """None: it has no parameters."""

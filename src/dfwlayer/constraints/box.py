@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.knapsack import clipped
-from dfwlayer.constraints.parameters import Kind, Kinds, Value, example, rows
+from dfwlayer.constraints.parameters import Kind, Kinds, Value, example, fault, merged, rows
 from dfwlayer.constraints.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet
 from dfwlayer.linalg import dot
+from dfwlayer.solution import Status
 
 __all__ = ["Box"]
 
@@ -40,20 +41,27 @@ class Box(PolyhedralSet):
         """See `PolyhedralSet`."""
         return Facets(rows(self.lower, like), rows(self.upper, like))
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """lower ≤ upper, and no bound without the other."""
         lower, upper = (torch.as_tensor(v).detach() for v in (self.lower, self.upper))
-        room = (upper - lower).amin()
-        if not bool(room >= 0):  # −∞ − (−∞) and ∞ − ∞ are NaN
-            raise ValueError(
+        room = upper - lower
+        empty = fault(
+            (~(room >= 0)).any(-1),  # −∞ − (−∞) and ∞ − ∞ are NaN
+            Status.INFEASIBLE,
+            lambda: (
                 "lower: expected numbers below upper, found a bound that is "
-                f"{-float(room):g} above the upper one"
-            )
-        if bool((torch.isinf(lower) != torch.isinf(upper)).any()):
-            raise ValueError(
+                f"{-float(room.amin()):g} above the upper one"
+            ),
+        )
+        alone = fault(
+            (torch.isinf(lower) != torch.isinf(upper)).any(-1),
+            Status.INVALID,
+            lambda: (
                 "lower, upper: expected both finite, or −inf and inf for a coordinate without "
                 "bounds, found one without the other; put a large number in place of infinity"
-            )
+            ),
+        )
+        return merged(empty, alone)
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_flag, as_integer, check_tensor
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.hull import Descent, descend_over_hull, span
 from dfwlayer.linalg import dot, norm
@@ -52,12 +54,12 @@ class CustomSet:
         batched: bool = False,
         samples: int = 16,
     ) -> None:
-        if not callable(vertex):
+        if not callable(vertex) or isinstance(vertex, type):
             raise ValueError(
                 f"vertex: expected a function of the cost, got {type(vertex).__name__}"
             )
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-            raise ValueError(f"samples: expected an integer ≥ 1, got {samples!r}")
+        batched = as_flag("batched", batched)
+        samples = as_integer("samples", samples, 1)
         for name, value in (("vertex_of", vertex), ("batched", batched), ("samples", samples)):
             object.__setattr__(self, name, value)
 
@@ -96,7 +98,9 @@ class CustomSet:
     def vertex(self, g: Tensor) -> Tensor:
         """What the function returns for the cost g, flattened."""
         shape = self.shape or (g.shape[-1],)
-        costs = g.detach().reshape(-1, *shape)
+        costs = g.detach().reshape(math.prod(g.shape[:-1]), *shape)
+        if len(costs) == 0:
+            return torch.zeros_like(g)
         if self.batched:
             points = self._checked(self.vertex_of(costs), costs)
         else:
@@ -208,6 +212,9 @@ class CustomSet:
             raise ValueError(
                 f"vertex: expected a tensor of the cost's shape {tuple(cost.shape)}, got {got}"
             )
+        check_tensor("vertex", point)
+        if point.is_complex():
+            raise ValueError(f"vertex: expected real numbers, got {point.dtype}")
         found: Tensor = point.detach().to(cost)
         if not bool(torch.isfinite(found).all()):
             raise ValueError("vertex: returned NaN or infinity; expected a point of a bounded set")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.constraints import parameters
 from dfwlayer.constraints.lp_projection import project_lp
 from dfwlayer.constraints.parameters import Kind
@@ -18,6 +19,7 @@ from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.linalg import dot, norm
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 from dfwlayer.scale import Scale
+from dfwlayer.solution import Status
 
 __all__ = ["Ellipsoid"]
 
@@ -58,10 +60,7 @@ class Ellipsoid:
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         A = self.A
-        if not isinstance(A, Tensor):
-            raise ValueError(f"A: expected a tensor, got {type(A).__name__}")
-        if A.layout != torch.strided:
-            raise ValueError(f"A: expected a dense tensor, got layout {A.layout}")
+        check_tensor("A", A)
         if A.dim() not in (2, 3) or not A.shape[-2] >= A.shape[-1] >= 1:
             raise ValueError(
                 f"A: expected shape (m, n) or (B, m, n) with m ≥ n ≥ 1, got {tuple(A.shape)}"
@@ -97,21 +96,22 @@ class Ellipsoid:
 
     def verified(self) -> tuple[Ellipsoid, Tensor | None]:
         """A finite A of full rank, finite radii that are not negative."""
-        bad = parameters.flagged(self, KINDS)
-        parameters.check_not_negative("radius", self.radius)
         flagged = flag_nonfinite("A", self.A, 2)
-        if flagged is not None:
-            bad = flagged if bad is None else bad | flagged
         sound = self if flagged is None else self.replace_rows(flagged)
         scale = sound._axes.scale
         limit = 8 * scale.shape[-1] * torch.finfo(scale.dtype).eps
-        ratio = float((scale[..., -1] / scale[..., 0]).min())
-        if not ratio > limit:
-            raise ValueError(
+        ratio = scale[..., -1] / scale[..., 0]
+        flat = parameters.fault(
+            ~(ratio > limit),
+            Status.INVALID,
+            lambda: (
                 "A: expected full column rank, so that the set is bounded, found a smallest "
-                f"singular value of {ratio:.1g} times the largest; leave out the directions that "
-                "A does not see, or add rows that bound them"
-            )
+                f"singular value of {float(ratio):.1g} times the largest; leave out the directions "
+                "that A does not see, or add rows that bound them"
+            ),
+        )
+        negative = parameters.check_not_negative("radius", self.radius)
+        bad = parameters.merged(parameters.flagged(self, KINDS), flagged, negative, flat)
         return self, bad
 
     def replace_rows(self, bad: Tensor) -> Ellipsoid:

@@ -44,7 +44,8 @@ class GroupBall(Centred):
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         object.__setattr__(self, "groups", Groups.of(self.groups))
-        LpBall(1, self.radius, self.weight)  # checks the two
+        ball = LpBall(1, self.radius, self.weight)  # checks the two
+        object.__setattr__(self, "radius", ball.radius)
 
     @property
     def _groups(self) -> Groups:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from dfwlayer.arguments import check_tensor, shown
 
 __all__ = ["Groups"]
 
 SHOWN = 5  # coordinates named in a message
+FURTHEST = 10**6  # gap beyond which coordinates are not looked through for a better message
 
 
 class Groups:
@@ -48,12 +53,13 @@ class Groups:
                 "groups: expected a list of index lists, or a label per coordinate, got "
                 + ("none" if isinstance(given, Sequence) else type(given).__name__)
             )
-        if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in given):
-            return cls._of_labels(torch.tensor(given))
-        return cls._of_indices(given)  # type: ignore[arg-type]
+        if all(_is_index(entry) for entry in given):
+            return cls._of_labels(_indices(given))
+        return cls._of_indices(given)
 
     @classmethod
     def _of_labels(cls, label: Tensor) -> Groups:
+        check_tensor("groups", label)
         if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
             raise ValueError(f"groups: expected integer labels, got {label.dtype}; call .long()")
         if label.dim() == 0 or label.numel() == 0:
@@ -66,6 +72,11 @@ class Groups:
                 f"groups: expected labels from 0 on, found {int(label.min())}; every coordinate "
                 "needs a group, and one that should not be bounded a group of weight 0"
             )
+        if int(label.max()) > FURTHEST + label.numel():  # then some are missing, by far
+            raise ValueError(
+                f"groups: expected labels without gaps, found {int(label.max())} among the labels "
+                f"of {label.numel()} coordinates"
+            )
         found = torch.zeros(int(label.max()) + 1, dtype=torch.bool, device=label.device)
         found[label] = True
         if not bool(found.all()):
@@ -77,13 +88,20 @@ class Groups:
         return cls(label)
 
     @classmethod
-    def _of_indices(cls, given: Sequence[Sequence[int]]) -> Groups:
+    def _of_indices(cls, given: Sequence[Any]) -> Groups:
         parts = []
         for k, part in enumerate(given):
-            indices = torch.as_tensor(part)
+            if isinstance(part, Tensor):
+                check_tensor("groups", part)
+            given_well = isinstance(part, Tensor) or (
+                isinstance(part, Sequence)
+                and not isinstance(part, str)
+                and all(_is_index(entry) for entry in part)
+            )
+            indices = _indices(part) if given_well else torch.empty(0)
             if indices.dim() != 1 or indices.numel() == 0 or indices.dtype != torch.long:
                 raise ValueError(
-                    f"groups: expected lists of at least one index each, found {part!r} for "
+                    f"groups: expected lists of at least one index each, found {shown(part)} for "
                     f"group {k}"
                 )
             if int(indices.min()) < 0:
@@ -92,6 +110,11 @@ class Groups:
                 )
             parts.append(indices.cpu())
         index = torch.cat(parts)
+        if int(index.max()) > FURTHEST + index.numel():  # then some are missing, by far
+            raise ValueError(
+                f"groups: expected every coordinate in a group, found the coordinate "
+                f"{int(index.max())} and {index.numel()} in all"
+            )
         owner = torch.cat([torch.full_like(part, k) for k, part in enumerate(parts)])
         times = torch.bincount(index)
         if int(times.max()) > 1:
@@ -144,6 +167,22 @@ class Groups:
         if like.device not in self._there:
             self._there[like.device] = self.label.to(like.device)
         return self._there[like.device]
+
+
+def _is_index(entry: Any) -> bool:
+    return isinstance(entry, int | np.integer) and not isinstance(entry, bool)
+
+
+def _indices(given: Any) -> Tensor:
+    """Integers as a tensor, if it can hold them."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.tensor([int(entry) for entry in given], dtype=torch.long)
+    except (OverflowError, RuntimeError, ValueError):
+        raise ValueError(
+            "groups: expected integers below 2**63, found larger ones in the list"
+        ) from None
 
 
 def _check_complete(label: Tensor) -> None:

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.l1_box import L1BoxSet
-from dfwlayer.constraints.parameters import Kind, Kinds, Value, check_not_negative, columns
+from dfwlayer.constraints.parameters import (
+    Kind,
+    Kinds,
+    Value,
+    check_not_negative,
+    columns,
+    fault,
+    merged,
+)
 from dfwlayer.constraints.polyhedral_face import Facets
+from dfwlayer.solution import Status
 
 __all__ = ["KSparse"]
 
@@ -38,11 +47,14 @@ class KSparse(L1BoxSet):
         radius = columns(self.radius, like)
         return Facets(-radius, radius, torch.ones_like(radius), columns(self.k, like) * radius)
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """k ≥ 1 and radius ≥ 0."""
-        check_not_negative("radius", self.radius)
-        least = float(torch.as_tensor(self.k).detach().amin())
-        if least < 1:
-            raise ValueError(
-                f"k: expected numbers ≥ 1, found {least:g}; below 1 it is LpBall(1, k * radius)"
-            )
+        k = torch.as_tensor(self.k).detach()
+        few = fault(
+            k < 1,
+            Status.INVALID,
+            lambda: (
+                f"k: expected numbers ≥ 1, found {float(k):g}; below 1 it is LpBall(1, k * radius)"
+            ),
+        )
+        return merged(check_not_negative("radius", self.radius), few)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.parameters import (
     Kind,
@@ -17,15 +18,21 @@ from dfwlayer.constraints.parameters import (
     check_not_negative,
     columns,
     example,
+    fault,
+    merged,
     rows,
 )
 from dfwlayer.constraints.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet, soften
-from dfwlayer.linalg import dot
+from dfwlayer.linalg import common_shape, dot, where_rows
+from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.solution import Status
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]
 
 
+@uncompiled
 def project_l1_box(
     z: Tensor,  # (..., n)
     weight: Tensor | None,  # (n,) or (..., n), None for ones
@@ -36,11 +43,44 @@ def project_l1_box(
     """The point of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} nearest to z, differentiable in all of it.
 
     That is clip(sign(z)(|z| − θw)₊, l, u) with θ = 0, or θ > 0 such that Σ w|x| = t. Only |w|
-    matters; l ≤ 0 ≤ u is not checked here.
+    matters. Everything is checked as by `L1Box`: with a batch, a problem whose own numbers are
+    not finite or make no set becomes NaN, with gradient zero, and leaves the others alone.
     """
-    size = torch.ones_like(z[..., :1]) if weight is None else weight.abs()
-    facets = Facets(rows(lower, z), rows(upper, z), size, columns(radius, z))
-    return _project(facets, z)
+    check_tensors({"z": z})
+    if z.dim() == 0 or z.shape[-1] == 0:
+        raise ValueError(f"z: expected shape (..., n) with n ≥ 1, got {tuple(z.shape)}")
+    given = {"radius": radius, "weight": weight, "lower": lower, "upper": upper}
+    shape = tuple(z.shape)
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            check_tensor(name, value)
+            own = (*value.shape, 1) if name == "radius" else tuple(value.shape)
+            try:
+                shape = common_shape(shape, own)
+            except ValueError:
+                raise ValueError(
+                    f"{name}: expected shape {'(...)' if name == 'radius' else '(..., n)'} to go "
+                    f"with z of shape {tuple(z.shape)}, got {tuple(value.shape)}"
+                ) from None
+    n = shape[-1]
+    if n != z.shape[-1]:
+        raise ValueError(f"z: expected {n} entries, as the others have, got {tuple(z.shape)}")
+
+    def laid_out(name: str, value: Value | None) -> Value | None:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        full = value.expand(shape[:-1] if name == "radius" else shape)
+        return full if len(shape) == 1 else full.reshape(-1, *full.shape[len(shape) - 1 :])
+
+    at = z.expand(shape).reshape(-1, n) if len(shape) > 1 else z
+    constraint = L1Box(**{k: laid_out(k, v) for k, v in given.items()})  # type: ignore[arg-type]
+    bound, bad = constraint.bind((n,), z.dtype, z.device).verified()
+    bad = merged(flag_nonfinite("z", at, 1), bad)
+    if bad is None:
+        return _project(bound.facets(at), at).reshape(shape)
+    lost = (bad != 0).expand(len(at))
+    x = _project(bound.replace_rows(lost).facets(at), where_rows(~lost, at, 0))
+    return where_rows(~lost, x, torch.nan).reshape(shape)
 
 
 def _project(facets: Facets, z: Tensor) -> Tensor:
@@ -171,26 +211,34 @@ class L1Box(L1BoxSet):
         radius = columns(self.radius, like)
         return Facets(rows(self.lower, like), rows(self.upper, like), size, radius)
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """radius ≥ 0 and lower ≤ 0 ≤ upper."""
-        check_not_negative("radius", self.radius)
-        check_not_negative("upper", self.upper, "the set has to contain 0")
-        most = float(self.lower.detach().amax()) if isinstance(self.lower, Tensor) else self.lower
-        if most > 0:
-            raise ValueError(
-                f"lower: expected numbers ≤ 0, found {most:g}; the set has to contain 0"
-            )
-        if self.weight is None:
-            return
-        lower, upper, weight = (
-            torch.as_tensor(v).detach() for v in (self.lower, self.upper, self.weight)
+        lower = torch.as_tensor(self.lower).detach()
+        wrong = merged(
+            check_not_negative("radius", self.radius),
+            check_not_negative("upper", self.upper, "the set has to contain 0", Kind.ENTRIES),
+            fault(
+                (lower > 0).any(-1),
+                Status.INVALID,
+                lambda: (
+                    f"lower: expected numbers ≤ 0, found {float(lower.amax()):g}; the set has to "
+                    "contain 0"
+                ),
+            ),
         )
+        if self.weight is None:
+            return wrong
+        upper, weight = (torch.as_tensor(v).detach() for v in (self.upper, self.weight))
         endless = torch.isinf(lower) | torch.isinf(upper)
-        if bool((endless & (weight == 0)).any()):
-            raise ValueError(
+        loose = fault(
+            (endless & (weight == 0)).any(-1),
+            Status.INVALID,
+            lambda: (
                 "weight: expected no zero where lower or upper is infinite, as nothing would bound "
                 "that coordinate; give it a weight or bounds"
-            )
+            ),
+        )
+        return merged(wrong, loose)
 
 
 def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:

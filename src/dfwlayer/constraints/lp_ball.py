@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer import kernels
+from dfwlayer.arguments import as_number, check_tensor
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.l1_nearest import nearest_l1
 from dfwlayer.constraints.lp_face import LpFace, lp_face
 from dfwlayer.constraints.lp_projection import AxisBounds, project_l1, project_lp
+from dfwlayer.constraints.parameters import check_not_negative, merged
 from dfwlayer.constraints.shifted import Shifted
 from dfwlayer.constraints.signed_axes import SignedAxes
 from dfwlayer.linalg import dot, scaled_norm
@@ -58,7 +60,7 @@ class LpBall:
         """The ball, or one around a centre."""
         if centre is None:
             return super().__new__(cls)
-        return Shifted(cls(p, radius, weight), centre)  # type: ignore[return-value]
+        return Shifted(cls(p, radius, weight, **_private), centre)  # type: ignore[return-value]
 
     def __getnewargs__(self) -> tuple[float]:
         """For copies."""
@@ -66,25 +68,22 @@ class LpBall:
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
         p, radius, weight = self.p, self.radius, self.weight
-        if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
-            raise ValueError(f"p: expected a number in [1, inf], got {p!r}")
-        object.__setattr__(self, "p", float(p))
+        expected = "a number in [1, inf]"
+        p = as_number("p", p, expected, kind=expected, least=1, infinite=True)
+        object.__setattr__(self, "p", p)
         if isinstance(radius, Tensor):
+            check_tensor("radius", radius)
             if radius.dim() > 1:
                 raise ValueError(
                     "radius: expected a number, a 0-d tensor or shape (B,), got "
                     f"{tuple(radius.shape)}"
                 )
-        elif isinstance(radius, bool) or not isinstance(radius, int | float):
-            raise ValueError(f"radius: expected a number or a tensor, got {type(radius).__name__}")
-        elif not 0 <= radius < math.inf:
-            raise ValueError(f"radius: expected a finite number ≥ 0, got {radius}")
-        if weight is not None and not isinstance(weight, Tensor):
-            raise ValueError(f"weight: expected a tensor or None, got {type(weight).__name__}")
-        if weight is not None and weight.layout != torch.strided:
-            raise ValueError(
-                f"weight: expected a dense tensor, got layout {weight.layout}; use .to_dense()"
-            )
+        else:
+            kind = "a number or a tensor"
+            number = as_number("radius", radius, "a finite number ≥ 0", kind=kind, least=0)
+            object.__setattr__(self, "radius", number)
+        if weight is not None:
+            check_tensor("weight", weight, "a tensor or None")
         named = {"weight": weight, "radius": radius}
         tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
         if tensors:
@@ -157,15 +156,9 @@ class LpBall:
         if self._plain():
             return self.assume_bounded(), None
         bad = flag_nonfinite("radius", radius, 0)
-        if bool((radius.detach() < 0).any()):
-            raise ValueError(
-                f"radius: expected numbers ≥ 0, found {float(radius.detach().min()):g}"
-            )
         if self.weight is not None:
-            flagged = flag_nonfinite("weight", self.weight, 1)
-            if flagged is not None:
-                bad = flagged if bad is None else bad | flagged
-        return self, bad
+            bad = merged(bad, flag_nonfinite("weight", self.weight, 1))
+        return self, merged(bad, check_not_negative("radius", radius))
 
     def _plain(self) -> bool:
         """Whether everything is finite and every coordinate bounded, told by the extremes."""

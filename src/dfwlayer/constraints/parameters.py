@@ -8,7 +8,7 @@ function here.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_number, check_tensor
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,8 +33,10 @@ __all__ = [
     "check_not_negative",
     "columns",
     "example",
+    "fault",
     "flagged",
     "float32",
+    "merged",
     "part",
     "plain",
     "replace_rows",
@@ -57,6 +61,8 @@ Kinds = Mapping[str, Kind]
 def check(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> None:
     """Raise for types, dtypes and devices no parameter can have, and for numbers not finite.
 
+    Numbers become floats.
+
     Args:
         constraint: The set.
         kinds: The kind of each of its parameters.
@@ -69,23 +75,62 @@ def check(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> Non
         if value is None and name in optional:
             continue
         if isinstance(value, Tensor):
+            check_tensor(name, value)
             if kinds[name] is Kind.NUMBER and value.dim() > 1:
                 raise ValueError(f"{name}: expected {kinds[name].value}, got {tuple(value.shape)}")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name}: expected a number or a tensor, got {type(value).__name__}")
-        elif math.isnan(value) or (math.isinf(value) and name not in infinite):
-            raise ValueError(f"{name}: expected a finite number, got {value}")
+        else:
+            kind = "a number or a tensor"
+            number = as_number(name, value, kind=kind, infinite=name in infinite)
+            object.__setattr__(constraint, name, number)
     tensors = _tensors(constraint, kinds)
     if tensors:
         check_tensors(tensors, half_allowed=True)
 
 
-def check_not_negative(name: str, value: Value, reason: str = "") -> None:
-    """Raise if a number, or one of a tensor, is negative."""
-    least = float(value.detach().amin()) if isinstance(value, Tensor) else value
-    if least < 0:
-        because = f"; {reason}" if reason else ""
-        raise ValueError(f"{name}: expected numbers ≥ 0, found {least:g}{because}")
+def fault(wrong: Tensor, status: Status, message: Callable[[], str]) -> Tensor | None:
+    """Statuses (B,) of the problems that are wrong, 0 for the others, None if none is.
+
+    Args:
+        wrong: Mask (B,), or () for what all problems share; if that is wrong there is nothing to
+            solve, which is a ValueError.
+        status: What the problems get.
+        message: Of the error.
+
+    """
+    if not bool(wrong.any()):
+        return None
+    if wrong.dim() == 0:
+        raise ValueError(message())
+    return torch.where(wrong, int(status), 0)
+
+
+def merged(*found: Tensor | None) -> Tensor | None:
+    """One table of statuses (B,) from several, or from masks of problems that are not finite.
+
+    Of a problem with several faults the first one counts.
+    """
+    codes: Tensor | None = None
+    for each in found:
+        if each is None:
+            continue
+        if each.dtype == torch.bool:
+            each = torch.where(each, int(Status.NONFINITE), 0)
+        codes = each if codes is None else torch.where(codes != 0, codes, each)
+    return codes
+
+
+def check_not_negative(
+    name: str, value: Value, reason: str = "", kind: Kind = Kind.NUMBER
+) -> Tensor | None:
+    """Raise if a number is negative; of a parameter per problem the statuses, as in `fault`."""
+    number = torch.as_tensor(value).detach()
+    wrong = number < 0
+    because = f"; {reason}" if reason else ""
+    return fault(
+        wrong if kind is Kind.NUMBER else wrong.any(-1),
+        Status.INVALID,
+        lambda: f"{name}: expected numbers ≥ 0, found {float(number.amin()):g}{because}",
+    )
 
 
 def batch_sizes(constraint: _Set, kinds: Kinds, shape: tuple[int, ...]) -> dict[str, int]:

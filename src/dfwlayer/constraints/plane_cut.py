@@ -22,12 +22,13 @@ from dfwlayer.constraints.knapsack import (
 )
 from dfwlayer.constraints.l1_box import L1Box
 from dfwlayer.constraints.lp_ball import LpBall
-from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, rows
+from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, fault, merged, rows
 from dfwlayer.constraints.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.simplex import CappedSimplex, Simplex
-from dfwlayer.linalg import any_row
+from dfwlayer.linalg import any_row, common_shape
 from dfwlayer.scale import ROUNDING, Scale
+from dfwlayer.solution import Status
 
 __all__ = ["PlaneCut"]
 
@@ -104,11 +105,9 @@ class PlaneCut(PolyhedralSet):
     def verified(self) -> tuple[PlaneCut, Tensor | None]:
         """Finite parameters, and a plane that meets S."""
         _, bad = self.base.verified()
-        flagged = parameters.flagged(self, self.kinds)
-        if flagged is not None:
-            bad = flagged if bad is None else bad | flagged
-        (self if bad is None else self.replace_rows(bad)).check_values()
-        return self, bad
+        bad = merged(bad, parameters.flagged(self, self.kinds))
+        sound = self if bad is None else self.replace_rows(bad != 0)
+        return self, merged(bad, sound.check_values())
 
     def replace_rows(self, bad: Tensor) -> PlaneCut:
         """Flagged problems get a plane that is everything."""
@@ -123,29 +122,34 @@ class PlaneCut(PolyhedralSet):
         """See `PolyhedralSet`."""
         return replace(super().scaled(factor), constraint=self.base.scaled(factor))
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
-        if self.base.unbounded() is not None:
-            raise ValueError(
-                "constraint: expected bounds for every coordinate below a PlaneCut, found one "
-                "without; give it large ones"
+        unbounded = self.base.unbounded()
+        if unbounded is not None:
+            loose = fault(
+                unbounded.any(-1),
+                Status.INVALID,
+                lambda: (
+                    "constraint: expected bounds for every coordinate below a PlaneCut, found one "
+                    "without; give it large ones"
+                ),
             )
+            assert loose is not None
+            return merged(loose, self.replace_rows(loose != 0).check_values())
         facets = self.facets(torch.as_tensor(self.normal)).detach()
         normal, level = facets.equations[-1]
-        shape = torch.broadcast_shapes(*(part.shape for part in facets.tensors()))  # type: ignore[no-untyped-call]
+        shape = common_shape(*(part.shape for part in facets.tensors()))
         low, high = (edge.unsqueeze(-1) for edge in self._range(normal.expand(shape)))
         rounding = 16 * torch.finfo(normal.dtype).eps * torch.maximum(low.abs(), high.abs())
         missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
-        if bool((missed > 0).any()):
-            i = int(missed.reshape(-1).argmax())
-            least, most, found = (
-                float(edge.expand_as(missed).reshape(-1)[i]) for edge in (low, high, level)
-            )
-            which = f" (problem {i})" if missed.dim() > 1 else ""
-            raise ValueError(
-                f"level: expected a number between {least:g} and {most:g}, the range of "
-                f"⟨normal, x⟩ on the set, found {found:g}{which}"
-            )
+        return fault(
+            (missed > 0).squeeze(-1),
+            Status.INFEASIBLE,
+            lambda: (
+                f"level: expected a number between {float(low):g} and {float(high):g}, the range "
+                f"of ⟨normal, x⟩ on the set, found {float(level):g}"
+            ),
+        )
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to where S starts."""

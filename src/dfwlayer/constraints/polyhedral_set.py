@@ -57,13 +57,15 @@ class PolyhedralSet(ABC):
     def verified(self) -> tuple[Self, Tensor | None]:
         """Finite parameters that leave the set a point, per problem."""
         bad = parameters.flagged(self, self.kinds, self.infinite)
-        sound = self if bad is None else self.replace_rows(bad)
-        sound.check_values()
-        return self, bad
+        return self, parameters.merged(bad, self.check_values())
 
     @abstractmethod
-    def check_values(self) -> None:
-        """Raise for values that leave the set empty or have no meaning."""
+    def check_values(self) -> Tensor | None:
+        """Statuses (B,) of the problems whose set is empty or has no meaning, None if none is.
+
+        A ValueError where that is so for what all problems share. What is not finite is reported
+        by others and may get any answer here.
+        """
 
     def replace_rows(self, bad: Tensor) -> Self:
         """See `Constraint`."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_sizes
+from dfwlayer.constraints import parameters
 from dfwlayer.constraints.base import (
     Atoms,
     Constraint,
@@ -22,6 +24,7 @@ from dfwlayer.constraints.base import (
     scaled_set,
 )
 from dfwlayer.constraints.shifted import Shifted
+from dfwlayer.linalg import common_shape
 from dfwlayer.scale import Scale
 
 __all__ = ["Product"]
@@ -41,24 +44,28 @@ class Product:
     sizes: Sequence[int | tuple[int, ...]]
 
     def __post_init__(self) -> None:
+        for name, value in (("sets", self.sets), ("sizes", self.sizes)):
+            if not isinstance(value, list | tuple):
+                raise ValueError(
+                    f"{name}: expected a list with one for each block, got {type(value).__name__}"
+                )
         sets, sizes = tuple(self.sets), tuple(self.sizes)
         if not sets or len(sets) != len(sizes):
             raise ValueError(
                 f"sizes: expected one for each of the sets, got {len(sizes)} for {len(sets)} sets"
             )
         for i, part in enumerate(sets):
-            if not hasattr(part, "vertex"):
+            if isinstance(part, type) or not hasattr(part, "vertex"):
                 raise ValueError(
                     f"sets[{i}]: expected a set such as LpBall, got {type(part).__name__}"
                 )
+        shapes = []
         for i, size in enumerate(sizes):
-            entries = size if isinstance(size, tuple) else (size,)
-            if not entries or any(not isinstance(s, int) or s < 1 for s in entries):
-                raise ValueError(
-                    f"sizes[{i}]: expected a positive integer or a shape, got {size!r}"
-                )
+            entries = size if isinstance(size, list | tuple) else (size,)
+            shape = as_sizes(f"sizes[{i}]", entries, "a positive integer or a shape")
+            shapes.append(shape if isinstance(size, list | tuple) else shape[0])
         object.__setattr__(self, "sets", sets)
-        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "sizes", tuple(shapes))
 
     @property
     def preferred_method(self) -> str:
@@ -92,7 +99,7 @@ class Product:
                 centre = centre + own_centre
             sets.append(part)
             centres.append(centre)
-        lead = torch.broadcast_shapes(*(c.shape[:-1] for c in centres))  # type: ignore[no-untyped-call]
+        lead = common_shape(*(c.shape[:-1] for c in centres))
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
         return Shifted(replace(self, sets=sets), centre)
 
@@ -107,10 +114,8 @@ class Product:
             with _named(i):
                 part, flagged = part.verified()
             sets.append(part)
-            if flagged is not None:
-                flags.append(flagged)
-        bad = reduce(torch.logical_or, flags) if flags else None
-        return replace(self, sets=sets), bad
+            flags.append(flagged)
+        return replace(self, sets=sets), parameters.merged(*flags)
 
     def replace_rows(self, bad: Tensor) -> Product:
         """Harmless sets for the problems that are flagged."""
@@ -142,7 +147,7 @@ class Product:
             torch.zeros(count, dtype=torch.bool, device=device) if mask is None else mask
             for mask, count in zip(masks, self._counts, strict=True)
         ]
-        lead = torch.broadcast_shapes(*(mask.shape[:-1] for mask in whole))  # type: ignore[no-untyped-call]
+        lead = common_shape(*(mask.shape[:-1] for mask in whole))
         return torch.cat([m.expand(*lead, c) for m, c in zip(whole, self._counts, strict=True)], -1)
 
     def vertex(self, g: Tensor) -> Tensor:

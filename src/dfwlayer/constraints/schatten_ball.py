@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.leading import LARGE, low_rank, norm_bound, shrunk, top_pair
 from dfwlayer.constraints.lp_ball import LpBall
 from dfwlayer.constraints.scaling import scaled_into
@@ -64,10 +65,14 @@ class SchattenBall(Centred):
     _bound: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self, centre: float | Tensor | None) -> None:
-        object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
-        shape = self.shape
-        if shape is not None and (len(shape) != 2 or not all(s >= 1 for s in shape)):
-            raise ValueError(f"shape: expected (rows, columns), got {shape}")
+        ball = LpBall(self.p, self.radius)  # checks the two
+        object.__setattr__(self, "p", ball.p)
+        object.__setattr__(self, "radius", ball.radius)
+        if self.shape is not None:
+            shape = as_sizes("shape", self.shape, "(rows, columns)")
+            if len(shape) != 2:
+                raise ValueError(f"shape: expected (rows, columns), got {shape}")
+            object.__setattr__(self, "shape", shape)
 
     @property
     def _ball(self) -> LpBall:

@@ -36,7 +36,7 @@ class Shifted:
     centre: float | Tensor
 
     def __post_init__(self) -> None:
-        if not hasattr(self.constraint, "vertex"):
+        if isinstance(self.constraint, type) or not hasattr(self.constraint, "vertex"):
             raise ValueError(
                 f"constraint: expected a set such as LpBall, got {type(self.constraint).__name__}"
             )
@@ -63,9 +63,7 @@ class Shifted:
     def verified(self) -> tuple[Shifted, Tensor | None]:
         """A finite centre, and what the set asks for."""
         constraint, bad = self.constraint.verified()
-        flagged = parameters.flagged(self, KINDS)
-        if flagged is not None:
-            bad = flagged if bad is None else bad | flagged
+        bad = parameters.merged(bad, parameters.flagged(self, KINDS))
         return replace(self, constraint=constraint), bad
 
     def replace_rows(self, bad: Tensor) -> Shifted:

@@ -19,11 +19,14 @@ from dfwlayer.constraints.parameters import (
     check_not_negative,
     columns,
     example,
+    fault,
+    merged,
     rows,
 )
 from dfwlayer.constraints.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.linalg import any_row, dot
+from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.plane_cut import PlaneCut
@@ -59,23 +62,26 @@ class CappedSimplex(PolyhedralSet):
         equation = Equation(torch.ones_like(radius), radius)
         return Facets(torch.zeros_like(radius), rows(self.cap, like), equations=(equation,))
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """radius ≥ 0, cap ≥ 0, and caps that reach the radius."""
-        check_not_negative("radius", self.radius)
-        check_not_negative("cap", self.cap)
+        negative = merged(
+            check_not_negative("radius", self.radius),
+            check_not_negative("cap", self.cap, kind=Kind.ENTRIES),
+        )
         if not isinstance(self.cap, Tensor) or self.cap.dim() == 0:
-            return  # for how many entries is not known yet
+            return negative  # for how many entries is not known yet
         most = self.cap.detach().double().sum(-1)
         radius = torch.as_tensor(self.radius).detach().double()
         missing = (radius - most) / radius.clamp_min(torch.finfo(self.cap.dtype).tiny)
-        if bool((missing > 2 * torch.finfo(self.cap.dtype).eps).any()):
-            i = int(missing.reshape(-1).argmax())
-            total, reach = radius.expand_as(missing).reshape(-1)[i], most.expand_as(missing)
-            which = f" (problem {i})" if missing.dim() else ""
-            raise ValueError(
-                f"cap: expected caps whose sum reaches the radius {float(total):g}, found a sum of "
-                f"{float(reach.reshape(-1)[i]):g}{which}; raise the caps or lower the radius"
-            )
+        short = fault(
+            missing > 2 * torch.finfo(self.cap.dtype).eps,
+            Status.INFEASIBLE,
+            lambda: (
+                f"cap: expected caps whose sum reaches the radius {float(radius):g}, found a sum "
+                f"of {float(most):g}; raise the caps or lower the radius"
+            ),
+        )
+        return merged(negative, short)
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to zero."""
@@ -135,9 +141,9 @@ class Simplex(PolyhedralSet):
         none = torch.full_like(radius, torch.inf)
         return Facets(torch.zeros_like(radius), none, equations=(equation,))
 
-    def check_values(self) -> None:
+    def check_values(self) -> Tensor | None:
         """radius ≥ 0."""
-        check_not_negative("radius", self.radius)
+        return check_not_negative("radius", self.radius)
 
     def start(self, like: Tensor) -> Tensor:
         """The centre."""

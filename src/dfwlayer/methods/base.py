@@ -57,6 +57,10 @@ class Settings:
     temperature: Temperature
     warm: bool  # a start was given
 
+    def heat(self, step: int, dtype: torch.dtype) -> float:
+        """τ of the step, as far as the dtype can hold it."""
+        return min(self.temperature(step), torch.finfo(dtype).max)
+
 
 class Outcome(NamedTuple):
     """Where a method ended, and what is known of f there."""

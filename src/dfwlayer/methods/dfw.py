@@ -34,12 +34,7 @@ class DFW:
         tiny = torch.finfo(x.dtype).tiny
 
         def step(k: int, state: State) -> State:
-            temperature = float(settings.temperature(k))
-            if not temperature >= 0:
-                raise ValueError(
-                    f"temperature: expected a number ≥ 0 at every step, got {temperature} at {k}"
-                )
-            soft = problem.constraint.soft_vertex(state.gradient, temperature)
+            soft = problem.constraint.soft_vertex(state.gradient, settings.heat(k, x.dtype))
             direction = soft - state.x
             if problem.unbounded is not None:
                 direction = torch.where(problem.unbounded, 0, direction)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_flag
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.linalg import dot, norm
 from dfwlayer.methods.base import (
@@ -37,6 +38,9 @@ class FrankWolfe:
     """
 
     pairwise: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairwise", as_flag("pairwise", self.pairwise))
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.base import constraint_is_direct
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import (
@@ -66,6 +67,10 @@ class ProjectedNewton:
 
     block: int = 10
     inner: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("block", "inner"):
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), 1))
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar
 from dfwlayer.scale import Scale
 
@@ -126,12 +127,18 @@ def objective_records(objective: Objective) -> TypeGuard[RecordableObjective]:
     return hasattr(objective, "suspect")
 
 
-def check_tensors(tensors: dict[str, Tensor], half_allowed: bool = False) -> None:
-    """Raise unless all tensors are floating, of one dtype and on one device."""
+def check_tensors(
+    tensors: dict[str, Tensor], half_allowed: bool = False, sparse: Collection[str] = ()
+) -> None:
+    """Raise unless all tensors are floating, of one dtype and on one device.
+
+    They have to be dense, but for those named in ``sparse``.
+    """
     wide = (torch.float32, torch.float64)
     half = (torch.float16, torch.bfloat16)
     (first_name, first), *rest = tensors.items()
     for name, tensor in tensors.items():
+        check_tensor(name, tensor, sparse=name in sparse)
         if tensor.dtype not in wide and not (half_allowed and tensor.dtype in half):
             hint = (
                 "run the layer under torch.autocast or call .float() first"

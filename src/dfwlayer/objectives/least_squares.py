@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
-from dfwlayer.objectives.sparse import SparseMatrix
+from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 from dfwlayer.scale import Scale, scale_of_terms
 
@@ -35,9 +36,8 @@ class LeastSquares:
 
     def __post_init__(self) -> None:
         A, b = self.A, self.b
-        for name, tensor in (("A", A), ("b", b)):
-            if not isinstance(tensor, Tensor):
-                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        check_tensor("A", A, sparse=True)
+        check_tensor("b", b)
         if A.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr):
             raise ValueError(f"A: expected a dense, COO or CSR tensor, got layout {A.layout}")
         dims = (2, 3) if A.layout == torch.strided else (2,)
@@ -55,7 +55,7 @@ class LeastSquares:
                 f"b: expected shape ({m},) or (B, {m}) to go with A of shape {tuple(A.shape)}, "
                 f"got {tuple(b.shape)}"
             )
-        check_tensors({"b": b, "A": A}, half_allowed=True)
+        check_tensors({"b": b, "A": A}, half_allowed=True, sparse=("A",))
         common_batch(self.batch_sizes)
 
     @property
@@ -93,7 +93,7 @@ class LeastSquares:
     def bind(self, batch: int | None) -> LeastSquares:
         """An A with a batch of one is one A for all; a sparse one has each entry once."""
         A = self.A
-        check_tensors({"b": self.b, "A": A})
+        check_tensors({"b": self.b, "A": A}, sparse=("A",))
         if A.dim() == 3 and A.shape[0] == 1 != batch:
             A = A[0]
         if A.layout == torch.sparse_coo:
@@ -115,10 +115,7 @@ class LeastSquares:
 
     def _stored(self) -> Tensor:
         """The entries of A that are stored."""
-        A = self.A.detach()
-        if A.layout == torch.sparse_coo:
-            return A._values()
-        return A.values() if A.layout == torch.sparse_csr else A
+        return self.A.detach() if self.A.layout == torch.strided else stored_entries(self.A)
 
     def replace_rows(self, bad: Tensor) -> LeastSquares:
         """Flagged problems get a zero b, and a zero A where A is per problem."""

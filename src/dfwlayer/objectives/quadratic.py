@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
@@ -42,13 +43,9 @@ class Quadratic:
 
     def __post_init__(self) -> None:
         q, P = self.q, self.P
-        for name, tensor in (("q", q), ("P", P)):
-            if tensor is None and name == "P":
-                continue
-            if not isinstance(tensor, Tensor):
-                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-        if q.layout != torch.strided:
-            raise ValueError(f"q: expected a dense tensor, got layout {q.layout}; use .to_dense()")
+        check_tensor("q", q)
+        if P is not None:
+            check_tensor("P", P, sparse=True)
         if q.dim() not in (1, 2) or q.shape[-1] == 0:
             raise ValueError(f"q: expected shape (n,) or (B, n) with n ≥ 1, got {tuple(q.shape)}")
         if P is not None:
@@ -336,7 +333,9 @@ def symmetric_gradient(P: Tensor) -> Tensor:
 class _SymmetricGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, P: Tensor) -> Tensor:
-        return P.view_as(P)
+        # the same memory and version counter, so that a change of P in place is found, but no
+        # view, for which autograd has words of its own
+        return P.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

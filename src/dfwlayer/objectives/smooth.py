@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import as_lipschitz, as_sizes
 from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
+from dfwlayer.objectives.sparse import stored_entries
 from dfwlayer.scale import Scale, scale_of_terms
+from dfwlayer.transforms import uncompiled
 
 __all__ = ["Smooth"]
 
@@ -53,16 +57,13 @@ class Smooth:
     ) -> None:
         if not callable(fn):
             raise ValueError(f"fn: expected a function of (x, *params), got {type(fn).__name__}")
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not shape or any(not isinstance(s, int) or s < 1 for s in shape):
-            raise ValueError(
-                f"shape: expected the sizes of one problem's variable, such as (n,), got {shape}"
-            )
-        if lipschitz is not None and not bool((torch.as_tensor(lipschitz) > 0).all()):
-            raise ValueError(f"lipschitz: expected a positive number, got {lipschitz}")
+        sizes = (shape,) if isinstance(shape, int | np.integer) else shape
+        shape = as_sizes("shape", sizes, "the sizes of one problem's variable, such as (n,)")
+        if lipschitz is not None:
+            lipschitz = as_lipschitz(lipschitz)
         tensors = _tensors(params)
         if tensors:
-            check_tensors(tensors, half_allowed=True)
+            check_tensors(tensors, half_allowed=True, sparse=tensors)
         for name, value in (("fn", fn), ("params", params), ("shape", shape)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "lipschitz", lipschitz)
@@ -73,7 +74,10 @@ class Smooth:
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        return {} if self.batch is None else {"fn": self.batch}
+        sizes = {} if self.batch is None else {"fn": self.batch}
+        if isinstance(self.lipschitz, Tensor) and self.lipschitz.dim():
+            sizes["lipschitz"] = len(self.lipschitz)
+        return sizes
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,7 +110,7 @@ class Smooth:
         """Settle how fn is called: on one variable, on rows, or mapped over rows."""
         tensors = _tensors(self.params)
         if tensors:
-            check_tensors(tensors)
+            check_tensors(tensors, sparse=tensors)
         if batch is None:
             return _changed(self, calling="single")
         out = self._try(batch)
@@ -124,10 +128,12 @@ class Smooth:
         """Finite parameters; a parameter whose first dimension is the batch may hold bad rows."""
         bad: Tensor | None = None
         for name, tensor in _tensors(self.params).items():
-            finite = torch.isfinite(tensor.detach())
+            dense = tensor.layout == torch.strided
+            finite = torch.isfinite(tensor.detach() if dense else stored_entries(tensor))
             if bool(finite.all()):
                 continue
-            if self.batch is None or tensor.dim() == 0 or tensor.shape[0] != self.batch:
+            own = self.batch is not None and tensor.dim() > 0 and tensor.shape[0] == self.batch
+            if not (own and dense):
                 raise ValueError(
                     f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or "
                     "infinite; expected finite numbers"
@@ -161,13 +167,15 @@ class Smooth:
     def _value(self, x: Tensor) -> Tensor:
         """fn of the variables in the rows of x."""
         if self.calling == "single":
-            return self.fn(x.reshape(self.shape), *self.params).reshape(x.shape[:-1])
+            return self.fn(x.reshape(self.shape), *self.params).reshape(x.shape[:-1]).to(x.dtype)
         rows = x.reshape(-1, *self.shape)
         if self.calling == "rows":
-            return self.fn(rows, *self.params)
+            return self.fn(rows, *self.params).to(x.dtype)
+        if len(rows) == 0:  # vmap cannot map over nothing
+            return x.sum(-1)
         mapped = torch.func.vmap(lambda row: self.fn(row, *self.params).reshape(()))
         out: Tensor = mapped(rows)
-        return out
+        return out.to(x.dtype)
 
     def gradient(self, x: Tensor) -> Tensor:
         """∇f(x) by automatic differentiation."""
@@ -175,14 +183,22 @@ class Smooth:
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both from one evaluation; the gradient is differentiable where grad mode is on."""
-        track = torch.is_grad_enabled()
+        track = torch.is_grad_enabled() and (x.requires_grad or self._depends(x))
         with torch.enable_grad():
             at = x if x.requires_grad else x.detach().requires_grad_()
             value = self.value(at)
-            (gradient,) = torch.autograd.grad(
-                value.sum(), at, create_graph=track, materialize_grads=True
-            )
+            gradient = torch.zeros_like(x)
+            if value.requires_grad:  # fn may leave out x
+                (gradient,) = torch.autograd.grad(
+                    value.sum(), at, create_graph=track, materialize_grads=True
+                )
         return (value, gradient) if track else (value.detach(), gradient)
+
+    def _depends(self, x: Tensor) -> bool:
+        """Whether f(x) has a gradient in anything but x, parameters or what fn holds itself."""
+        if any(tensor.requires_grad for tensor in _tensors(self.params).values()):
+            return True
+        return self.value(x.detach()).requires_grad
 
     def dependence(self, x: Tensor) -> Tensor:
         """∇f(x) itself."""
@@ -195,7 +211,9 @@ class Smooth:
             gradient = self.gradient(at)
             if not gradient.requires_grad:  # fn is linear in x
                 return torch.zeros_like(x)
-            (product,) = torch.autograd.grad(gradient, at, v, materialize_grads=True)
+            # not with v as an argument of its own: to compare the shapes of the two, torch loads
+            # seconds of symbolic mathematics
+            (product,) = torch.autograd.grad((gradient * v).sum(), at, materialize_grads=True)
         return product
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> None:
@@ -241,7 +259,7 @@ class Smooth:
         if isinstance(out, tuple) and len(out) <= 1:
             return out[0] if out else None
         # fn may be written for rows only; the parameters then tell how many there are
-        sizes = {t.shape[0] for t in _tensors(self.params).values() if t.dim()}
+        sizes = {p.shape[0] for p in self.params if isinstance(p, Tensor) and p.dim()}
         for size in sorted(sizes):
             if self._try(size) == (size,):
                 return size
@@ -255,17 +273,24 @@ class Smooth:
             f"it raised {type(out).__name__}: {out}"
         ) from out
 
+    @uncompiled
     def _try(self, batch: int | None) -> tuple[int, ...] | Exception:
         """Shape of fn's output for a zero variable, or what it raised."""
         rows = self.shape if batch is None else (batch, *self.shape)
         x = torch.zeros(rows, dtype=self.dtype, device=self.device)
+        # some functions of torch take shapes that do not fit, and complain when differentiated
+        differentiate = not torch._C._are_functorch_transforms_active()
         try:
-            with torch.no_grad():
-                out = self.fn(x, *self.params)
+            with torch.set_grad_enabled(differentiate):
+                out = self.fn(x.requires_grad_() if differentiate else x, *self.params)
+                if isinstance(out, Tensor) and out.requires_grad and out.is_floating_point():
+                    torch.autograd.grad(out.sum(), x, allow_unused=True)
         except Exception as error:  # whatever a user's function raises is passed on as a cause
             return error
         if not isinstance(out, Tensor):
             return ValueError(f"fn returned {type(out).__name__}, expected a tensor")
+        if not out.is_floating_point():
+            return ValueError(f"fn returned {out.dtype}, expected floating point numbers")
         return tuple(out.shape)
 
 

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["SparseMatrix"]
+__all__ = ["SparseMatrix", "stored_entries"]
+
+
+def stored_entries(A: Tensor) -> Tensor:
+    """The numbers a sparse tensor holds, without gradient."""
+    A = A.detach()
+    return A._values() if A.layout == torch.sparse_coo else A.values()
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class Projected:
     """By this library, with a method and its settings."""
 
     def __init__(self, **settings: Any) -> None:
-        self.layer = DFWLayer(p=1, **settings)
+        # how far each comes is measured, and a method may be given few steps on purpose
+        self.layer = DFWLayer(p=1, on_failure="ignore", **settings)
 
     def __call__(self, wanted: Tensor, velocity: Tensor, limit: float) -> Tensor:
         nearest: Tensor = self.layer(None, -wanted, velocity, limit)

@@ -1,0 +1,151 @@
+"""What may be said of any argument, with an error that names it and says what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dfwlayer.transforms import refuse_recording
+
+__all__ = [
+    "as_flag",
+    "as_integer",
+    "as_lipschitz",
+    "as_number",
+    "as_sizes",
+    "check_tensor",
+    "shown",
+]
+
+LONGEST = 60  # characters of a value in a message
+MOST = 2**53  # of an integer, more than anything is counted to
+
+
+def shown(value: Any) -> str:
+    """A value in a message: of tensors and arrays the shape, of the rest not too much."""
+    if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not value.is_nested):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # numbers of many thousand digits refuse, and objects may do as they like
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def as_number(
+    name: str,
+    value: Any,
+    expected: str = "a finite number",
+    *,
+    kind: str = "a number",
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float | None = None,
+    infinite: bool = False,
+) -> float:
+    """A float; numbers of NumPy are numbers, booleans and strings are not.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        expected: In the words of the error, for a number out of range.
+        kind: Likewise, for what is no number.
+        least: It may not be smaller.
+        most: Nor larger.
+        above: Nor as small as that.
+        infinite: Whether it may be infinite.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        got = shown(value) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name}: expected {kind}, got {got}{_hint(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name}: expected {expected} that a float can hold, got one of {value.bit_length()} "  # type: ignore[union-attr]
+            "bits"
+        ) from None
+    within = least <= number <= most and (above is None or number > above)
+    if not within or (math.isinf(number) and not infinite):
+        raise ValueError(f"{name}: expected {expected}, got {number:g}")
+    return number
+
+
+def as_integer(name: str, value: Any, least: int) -> int:
+    """An int that is neither too small nor astronomical."""
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or not least <= value <= MOST:
+        raise ValueError(f"{name}: expected an integer ≥ {least}, got {shown(value)}")
+    return int(value)
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}: expected True or False, got {shown(value)}")
+    return bool(value)
+
+
+def as_lipschitz(value: Any) -> float | Tensor:
+    """The Lipschitz constant of a gradient: a positive number, a 0-d tensor or (B,)."""
+    if not isinstance(value, Tensor):
+        kind = "a positive number or a tensor of them"
+        return as_number("lipschitz", value, "a positive number", kind=kind, above=0)
+    check_tensor("lipschitz", value)
+    if not value.is_floating_point() or value.dim() > 1:
+        raise ValueError(
+            "lipschitz: expected a positive number, a 0-d tensor or shape (B,), got "
+            f"{value.dtype} of shape {tuple(value.shape)}"
+        )
+    if not bool(((value > 0) & torch.isfinite(value)).all()):
+        raise ValueError("lipschitz: expected positive numbers, found others in the tensor")
+    return value
+
+
+def as_sizes(name: str, value: Any, expected: str) -> tuple[int, ...]:
+    """A shape: positive integers, at least one."""
+    given = isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) > 0
+    if not given or not all(
+        isinstance(s, int | np.integer) and not isinstance(s, bool) and 1 <= s <= MOST
+        for s in value
+    ):
+        raise ValueError(f"{name}: expected {expected}, got {shown(value)}")
+    return tuple(int(s) for s in value)
+
+
+def check_tensor(name: str, value: Any, expected: str = "a tensor", sparse: bool = False) -> None:
+    """Raise unless it is a tensor with values, and a dense one unless others are allowed."""
+    if type(value) is not Tensor and type(value) is not nn.Parameter:
+        _check_kind(name, value, expected)
+    if value.is_nested:  # such a tensor answers hardly any other question
+        raise ValueError(
+            f"{name}: expected a tensor with one shape, got a nested one; use "
+            "torch.nested.to_padded_tensor"
+        )
+    if value.layout != torch.strided and not sparse:
+        raise ValueError(
+            f"{name}: expected a dense tensor, got layout {value.layout}; use .to_dense()"
+        )
+    if value.device.type == "meta":
+        raise ValueError(f"{name}: expected a tensor with values, got one on the device meta")
+
+
+def _check_kind(name: str, value: Any, expected: str) -> None:
+    """For what is no plain tensor: a subclass will do, unless it only stands for a tensor."""
+    kind = type(value).__name__
+    if kind == "Proxy":
+        refuse_recording("torch.fx.symbolic_trace")
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value)}")
+    if kind in ("FakeTensor", "FunctionalTensor"):
+        refuse_recording("fake tensors")
+
+
+def _hint(value: Any) -> str:
+    return "; use torch.as_tensor" if isinstance(value, np.ndarray) else ""

@@ -1,0 +1,142 @@
+"""Tools that record operations are refused at once, with a word on what works."""
+
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import dfwlayer as dfw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*", "default::RuntimeWarning:dfwlayer")
+
+P = torch.eye(3) * 2
+Q = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.1, -1.0]])
+PROJECTION, SOLVE = dfw.DFWLayer(p=1), dfw.DFWLayer(p=2)
+
+
+def smooth(q):
+    f = dfw.Smooth(lambda x, c: ((x - c) ** 2).sum(-1), q, shape=(3,))
+    return dfw.solve(f, dfw.Simplex()).x
+
+
+CALLS = {
+    "projection layer": lambda q: PROJECTION(None, q),
+    "unverified projection layer": lambda q: dfw.DFWLayer(p=1, verify=False)(None, q),
+    "layer": lambda q: SOLVE(P, q),
+    "solution of a layer": lambda q: SOLVE.solve(None, q).x,
+    "solve": lambda q: dfw.solve(dfw.Quadratic(None, q), dfw.Box()).x,
+    "solve smooth": smooth,
+    "unrolled": lambda q: dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1), method="dfw").x,
+    "project_l1_box": lambda q: dfw.project_l1_box(q, None, 1.0, -1.0, 1.0),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.call = call
+
+    def forward(self, features):
+        return self.call(self.linear(features))
+
+
+def faked(call):
+    with FakeTensorMode() as mode:
+        return call(mode.from_tensor(Q))
+
+
+RECORDERS = {
+    "jit.trace": lambda call: torch.jit.trace(call, (Q,)),
+    "jit.trace of a model": lambda call: torch.jit.trace(Model(call), (Q,)),
+    "onnx of old": lambda call: torch.onnx.export(Model(call), (Q,), "/dev/null", dynamo=False),
+    "export": lambda call: torch.export.export(Model(call), (Q,), strict=False),
+    "strict export": lambda call: torch.export.export(Model(call), (Q,), strict=True),
+    "make_fx": lambda call: make_fx(call)(Q),
+    "make_fx, fake": lambda call: make_fx(call, tracing_mode="fake")(Q),
+    "make_fx, symbolic": lambda call: make_fx(call, tracing_mode="symbolic")(Q),
+    "make_fx, pre_dispatch": lambda call: make_fx(call, pre_dispatch=True)(Q),
+    "fake mode": faked,
+    "fake tensors": lambda call: call(FakeTensorMode().from_tensor(Q)),
+}
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+@pytest.mark.parametrize("call", CALLS)
+def test_recorders_are_refused(call, recorder):
+    if recorder == "strict export":
+        torch._dynamo.reset()
+        if torch.__version__ < "2.8":
+            pytest.skip("no place for a message")
+    with pytest.raises(RuntimeError, match=r"eager[\s\S]*without fullgraph=True"):
+        RECORDERS[recorder](CALLS[call])
+
+
+@pytest.mark.skipif("onnxscript" not in sys.modules, reason="the exporter needs onnxscript")
+def test_the_new_exporter_to_onnx_is_refused():
+    with pytest.raises(RuntimeError, match="without fullgraph=True"):
+        torch.onnx.export(Model(CALLS["layer"]), (Q,), "/dev/null", dynamo=True)
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = dfw.DFWLayer(p=1)
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return self.layer(None, q)
+
+
+def calls_solve(q: torch.Tensor) -> torch.Tensor:
+    return dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(1)).x
+
+
+def calls_project(q: torch.Tensor) -> torch.Tensor:
+    return dfw.project_l1_box(q, None, 1.0, -1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "scripted", [PROJECTION, Outer(), dfw.solve, dfw.project_l1_box, calls_solve, calls_project]
+)
+def test_scripting_is_refused(scripted):
+    with pytest.raises(RuntimeError, match=r"torch.jit.script[\s\S]*without fullgraph=True"):
+        torch.jit.script(scripted)
+
+
+@pytest.mark.parametrize("call", ["solve", "layer"])
+def test_symbolic_tracing_is_refused(call):
+    traced = CALLS[call] if call == "solve" else lambda q: dfw.solve(dfw.Quadratic(P, q), None).x
+    with pytest.raises(RuntimeError, match=r"torch.fx[\s\S]*without fullgraph=True"):
+        torch.fx.symbolic_trace(traced)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_is_left_behind(call):
+    """After a refusal plain calls work as before."""
+    want = CALLS[call](Q)
+    with pytest.raises(RuntimeError, match="eager"):
+        make_fx(CALLS[call])(Q)
+    assert torch.equal(CALLS[call](Q), want)
+
+
+def test_harmless_modes_are_no_recorders():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert torch.equal(SOLVE(P, Q), SOLVE(P, Q))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("call", ["projection layer", "layer", "solve", "solve smooth"])
+def test_a_capture_is_refused(call):
+    q = Q.cuda()
+    CALLS[call](q) if call != "layer" else SOLVE(P.cuda(), q)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match=r"CUDA graph capture[\s\S]*eager"),
+        torch.cuda.graph(graph),
+    ):
+        CALLS[call](q) if call != "layer" else SOLVE(P.cuda(), q)
