@@ -166,12 +166,13 @@ def pulled(g: Array, p: float) -> Array:
     size = np.abs(g)
     top = size.max(-1, keepdims=True)
     if p == 1:
-        return np.sign(g) * (np.arange(g.shape[-1]) == size.argmax(-1)[..., None])
+        return np.where(np.arange(g.shape[-1]) == size.argmax(-1)[..., None], np.sign(g), 0)
     if p == math.inf:
         return np.sign(g).astype(g.dtype)
     y = (size / np.where(top > 0, top, 1)) ** (1 / (LONG(p) - 1))
     length = norm(y, p)[..., None]
-    return np.sign(g) * y / np.where(length > 0, length, 1)
+    unit: Array = np.sign(g) * y / np.where(length > 0, length, 1)
+    return unit
 
 
 def smooth_norm(d: Tensor, p: float) -> Tensor:

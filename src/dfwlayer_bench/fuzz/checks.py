@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from dfwlayer_bench.fuzz.data import LONG, Array, wide
+from dfwlayer_bench.fuzz.limits import limited
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.problems import Problem, draw_problem
 
@@ -33,6 +34,7 @@ ULPS = 4.0  # units in the last place of a constraint's size by which it may be 
 TOL = 1e-5  # the default of `dfwlayer.solve`
 FLOOR = 32.0  # times the rounding of the terms: what a dtype cannot tell
 CONVERGED, MAX_STEPS, ROUNDING_FLOOR, NONFINITE, NOT_CONVEX, UNBOUNDED = range(6)
+SECONDS = 30  # for a batch of small problems
 STEPS = 60  # of the reference that looks for better points
 
 
@@ -97,16 +99,18 @@ class Judge:
     def solved(self, problem: Problem, what: str, **options: Any) -> Seen | None:
         """The library's solution, or a failure."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), limited(SECONDS):
                 return Seen.of(problem, problem.solve(**options))
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            self.fail(
-                "error",
-                None,
-                f"{what}{type(error).__name__}: {str(error)[:300]} ({where.filename.rsplit('/')[-1]}:{where.lineno})",
-            )
+            self.refused(what, error)
             return None
+
+    def refused(self, what: str, error: Exception) -> None:
+        """Note that a sound problem raised."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{at.filename.rsplit('/')[-1]}:{at.lineno}"
+        kind = "slow" if isinstance(error, TimeoutError) else "error"
+        self.fail(kind, None, f"{what}{type(error).__name__}: {str(error)[:300]} ({where})")
 
     # -----------------------------------------------------------------------------------------
 
@@ -304,10 +308,10 @@ class Judge:
         if q.dtype != "float32" or q.method not in ("auto", "projected-newton"):
             return
         try:
-            with torch.no_grad():
+            with torch.no_grad(), limited(SECONDS):
                 double = Seen.of(q, q.solve(q.tensors("float64")))
         except Exception as error:
-            self.fail("error", None, f"in float64: {type(error).__name__}: {str(error)[:300]}")
+            self.refused("in float64: ", error)
             return
         f = q.objective.value(seen.x, p, q.units)
         best = q.objective.value(double.x, p, q.units)
@@ -326,14 +330,11 @@ class Judge:
             return
         tensors = q.tensors(learned=True)
         try:
-            solution = q.solve(tensors)
-            v = torch.tensor(rng.standard_normal(tuple(solution.x.shape)), dtype=solution.x.dtype)
-            if not solution.x.requires_grad:
-                self.fail("gradient", None, "x carries no gradient")
-                return
-            solution.x.backward(v)
+            with limited(SECONDS):
+                x = q.solve(tensors).x
+                x.backward(torch.tensor(rng.standard_normal(tuple(x.shape)), dtype=x.dtype))
         except Exception as error:
-            self.fail("error", None, f"backward: {type(error).__name__}: {str(error)[:300]}")
+            self.refused("backward: ", error)
             return
         for name, tensor in tensors.items():
             if tensor.grad is None or bool(torch.isfinite(tensor.grad).all()):

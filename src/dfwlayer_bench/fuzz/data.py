@@ -120,18 +120,21 @@ class Draw:
     def radius(self, gauge: Array) -> Array:
         """(B,) as tight as asked for, where ``gauge`` is the size of the minimiser."""
         size = np.where(gauge > 0, gauge, 1.0)
-        rng = self.rng
+        rng, rows = self.rng, len(size)
         if self.tight == "inside":
-            return size * rng.choice([1.5, 3.0, 100.0], len(size))
-        if self.tight == "barely":
-            return size * (1 + rng.choice([-1e-3, -1e-6, 0.0, 1e-6, 1e-3], len(size)))
-        if self.tight == "radius 0":
-            return size * (rng.random(len(size)) < 0.5)
-        if self.tight == "vertex":
-            return size * 10.0 ** -rng.integers(3, 7, len(size))
-        if self.kind == "integer":
-            return np.maximum(1.0, np.floor(size * rng.uniform(0.2, 0.9, len(size))))
-        return size * rng.uniform(0.1, 0.9, len(size))
+            factor: Array = rng.choice([1.5, 3.0, 100.0], rows)
+        elif self.tight == "barely":
+            factor = 1 + rng.choice([-1e-3, -1e-6, 0.0, 1e-6, 1e-3], rows)
+        elif self.tight == "radius 0":
+            factor = 1.0 * (rng.random(rows) < 0.5)
+        elif self.tight == "vertex":
+            factor = 10.0 ** -rng.integers(3, 7, rows)
+        else:
+            factor = rng.uniform(0.1, 0.9, rows)
+            if self.kind == "integer":
+                return np.maximum(1.0, np.floor(size * factor))
+        radius: Array = size * factor
+        return radius
 
     def around(self, n: int) -> Array:
         """(B, n), the minimiser, or nothing."""

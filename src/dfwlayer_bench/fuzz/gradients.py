@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.balls import SetRow
-from dfwlayer_bench.fuzz.checks import Failure
+from dfwlayer_bench.fuzz.balls import LpRow, SetRow
+from dfwlayer_bench.fuzz.checks import SECONDS, Failure
 from dfwlayer_bench.fuzz.composed import ProductRow
 from dfwlayer_bench.fuzz.data import Array, Draw, Param
+from dfwlayer_bench.fuzz.limits import limited
 from dfwlayer_bench.fuzz.objectives import (
     LeastSquaresRow,
     ObjectiveRow,
@@ -32,6 +33,7 @@ from dfwlayer_bench.fuzz.objectives import (
     SmoothRow,
     Units,
 )
+from dfwlayer_bench.fuzz.polyhedra import L1BoxRow
 from dfwlayer_bench.fuzz.problems import DTYPES, SETS, Problem, draw_set
 
 __all__ = ["GradientProblem", "Verdict", "draw_gradient", "gradient_reproducer", "judge_gradient"]
@@ -113,7 +115,7 @@ def _without_zeros(row: SetRow) -> SetRow:
     """Designs have weights that are not zero."""
     if isinstance(row, ProductRow):
         return replace(row, parts=tuple(_without_zeros(part) for part in row.parts))
-    return replace(row, zeros=False) if getattr(row, "zeros", False) else row
+    return replace(row, zeros=False) if isinstance(row, LpRow | L1BoxRow) else row
 
 
 class Root(NamedTuple):
@@ -203,18 +205,22 @@ def judge_gradient(case: GradientProblem) -> Verdict:
 
     tensors = q.tensors(learned=True)
     try:
-        solution = q.solve(tensors)
-        solution.x.backward(v.to(solution.x.dtype))
+        with limited(SECONDS):
+            x = q.solve(tensors).x
+            x.backward(v.to(x.dtype))
     except Exception as error:
         text = f"backward: {type(error).__name__}: {str(error)[:300]}"
-        return Verdict(len(kept), skipped, [failure(None, text, "error")])
+        kind = "slow" if isinstance(error, TimeoutError) else "error"
+        return Verdict(len(kept), skipped, [failure(None, text, kind)])
     found, shares = _directional(q, tensors, directions)
-    failures = []
     tolerance = TOLERANCE[q.dtype]
     allowed = tolerance * (v.norm(dim=-1) * size + 1e-3)
-    away = (solution.x.detach().double() / q.units.variable - solved).abs().amax(-1)
-    for i in torch.nonzero(~(away <= tolerance * (1 + solved.abs().amax(-1))))[:, 0].tolist():
-        failures.append(failure(kept[i], f"x is off by {away[i]:.2e}", "solution"))
+    away = (x.detach().double() / q.units.variable - solved).abs().amax(-1)
+    off = ~(away <= tolerance * (1 + solved.abs().amax(-1)))
+    failures = [
+        failure(kept[i], f"x is off by {away[i]:.2e}", "solution")
+        for i in torch.nonzero(off)[:, 0].tolist()
+    ]
     if all(q.params[k].batched for k in directions):
         for i in torch.nonzero(~((found - expected).abs() <= allowed))[:, 0].tolist():
             text = f"{float(found[i]):.6g}, differences {float(expected[i]):.6g}"

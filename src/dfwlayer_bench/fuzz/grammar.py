@@ -7,19 +7,16 @@ do not fit, or a valid result.
 
 from __future__ import annotations
 
-import math
 import re
-import signal
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from dfwlayer_bench.fuzz.checks import Failure
+from dfwlayer_bench.fuzz.limits import limited
 
 __all__ = ["BadCall", "draw_call", "judge_call"]
 
@@ -307,40 +304,18 @@ def judge_call(call: BadCall) -> Failure | None:
         return failure("hang", str(error))
 
 
-def _valid(result: Any, failure: Any) -> Failure | None:
+def _valid(result: Any, failure: Callable[[str, str], Failure]) -> Failure | None:
     """A result has numbers, or a status that says why not."""
     x = getattr(result, "x", result)
     if not isinstance(x, torch.Tensor):
-        bad: Failure = failure("result", f"returned {type(x).__name__}")
-        return bad
-    if x.device.type == "meta" or x.is_complex() or not x.is_floating_point():
-        bad = failure("result", f"returned {x.dtype} on {x.device}")
-        return bad
+        return failure("result", f"returned {type(x).__name__}")
+    if x.device.type == "meta" or not x.is_floating_point():
+        return failure("result", f"returned {x.dtype} on {x.device}")
     status = getattr(result, "status", None)
     if status is None:
         return None
     rows = x.detach().reshape(status.numel(), -1) if x.numel() else x.new_zeros(0, 1)
     wrong = (status.reshape(-1)[: len(rows)] == 0) & ~torch.isfinite(rows).all(-1)
     if bool(wrong.any()):
-        bad = failure("result", "CONVERGED with an x that is not finite")
-        return bad
+        return failure("result", "CONVERGED with an x that is not finite")
     return None
-
-
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError after that long, where signals can be used."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(math.ceil(seconds))
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

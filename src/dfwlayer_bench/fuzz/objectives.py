@@ -76,6 +76,12 @@ def times(matrix: Array, x: Array) -> Array:
     return product
 
 
+def symmetric(P: Array) -> Array:
+    """Free of what rounding left."""
+    same: Array = 0.5 * (P + np.swapaxes(P, -1, -2))
+    return same
+
+
 @dataclass(frozen=True)
 class QuadraticRow(ObjectiveRow):
     """½ xᵀPx + qᵀx.
@@ -109,21 +115,21 @@ class QuadraticRow(ObjectiveRow):
         if self.form == "zero":
             return np.zeros((rows, n, n))
         if self.form == "diagonal":
-            return eye * rng.uniform(0.5, 2.0, (rows, 1, n))
+            return symmetric(eye * rng.uniform(0.5, 2.0, (rows, 1, n)))
         if kind == "integer":
             R = rng.integers(-1, 2, (rows, n, n)).astype(np.float64)
-            return np.swapaxes(R, -1, -2) @ R + (self.form != "singular") * eye
+            return symmetric(np.swapaxes(R, -1, -2) @ R + (self.form != "singular") * eye)
         if self.form == "ill":
             Q, _ = np.linalg.qr(rng.standard_normal((rows, n, n)))
             values = np.geomspace(1 / self.condition, 1.0, n) if n > 1 else np.ones(1)
             P = (Q * values) @ np.swapaxes(Q, -1, -2)
-            return 0.5 * (P + np.swapaxes(P, -1, -2))
+            return symmetric(P)
         R = rng.standard_normal((rows, max(1, n // 2) if self.form == "singular" else n, n))
         P = np.swapaxes(R, -1, -2) @ R / n
         if self.form != "singular":
             P = P + 0.1 * eye
         P = 1e-6 * P if self.form == "near linear" else P
-        return 0.5 * (P + np.swapaxes(P, -1, -2))
+        return symmetric(P)
 
     def scaled(self, params: Params, units: Units) -> Params:
         a, b = units.value, units.variable
@@ -172,7 +178,7 @@ class LeastSquaresRow(ObjectiveRow):
     layout: str = "own"
     exact: bool = False
 
-    def _A(self, rng: np.random.Generator, rows: int) -> Array:
+    def _matrix(self, rng: np.random.Generator, rows: int) -> Array:
         A = rng.standard_normal((rows if self.layout == "own" else 1, self.m, self.n))
         A /= self.n**0.5
         if self.layout in ("coo", "csr"):
@@ -181,7 +187,7 @@ class LeastSquaresRow(ObjectiveRow):
         return A
 
     def draw(self, draw: Draw) -> tuple[Params, Array | None]:
-        A = self._A(draw.rng, draw.rows)
+        A = self._matrix(draw.rng, draw.rows)
         x = draw.normal(draw.rows, self.n)
         if draw.kind == "integer":
             A = np.round(2 * A)
@@ -217,7 +223,7 @@ class LeastSquaresRow(ObjectiveRow):
         return terms
 
     def fit(self, rng: np.random.Generator, x: Array, force: Array, exact: bool) -> Params:
-        A = self._A(rng, len(x))
+        A = self._matrix(rng, len(x))
         gram = np.swapaxes(A, -1, -2) @ A
         residual = -(A @ np.linalg.solve(gram, force[..., None]))[..., 0]
         b = (A @ x[..., None])[..., 0] - residual

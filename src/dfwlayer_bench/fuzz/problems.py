@@ -55,7 +55,7 @@ def _groups(rng: np.random.Generator, n: int) -> SetRow:
 
 
 def _schatten(p: float | None) -> Maker:
-    def make(rng: np.random.Generator, n: int) -> SetRow:
+    def make(rng: np.random.Generator, _n: int) -> SetRow:
         rows, columns = (int(k) for k in rng.integers(1, 5, 2))
         power = float(rng.choice([1.5, 2.0, 3.0])) if p is None else p
         rank = int(rng.integers(1, max(2, min(rows, columns))))
@@ -95,7 +95,7 @@ def _centred(rng: np.random.Generator, n: int) -> SetRow:
     return CentreRow(n, base, argument)
 
 
-def _product(rng: np.random.Generator, n: int) -> SetRow:
+def _product(rng: np.random.Generator, _n: int) -> SetRow:
     parts: list[SetRow] = []
     for i in range(int(rng.integers(2, 4))):
         size, prefix = int(rng.integers(1, 5)), f"s{i}_"
@@ -112,7 +112,7 @@ def _custom(rng: np.random.Generator, n: int) -> SetRow:
     return CustomRow(min(n, 4) if polytope == "cube" else n, polytope, bool(rng.random() < 0.7))
 
 
-def _birkhoff(rng: np.random.Generator, n: int) -> SetRow:
+def _birkhoff(rng: np.random.Generator, _n: int) -> SetRow:
     order = int(rng.integers(2, 5))
     return BirkhoffRow(order * order, order)
 

@@ -49,7 +49,8 @@ class State:
 
     @property
     def failed(self) -> int:
-        return sum(f["count"] for f in self.failures) + len(self.leaks)
+        counted: int = sum(f["count"] for f in self.failures)
+        return counted + len(self.leaks)
 
     @property
     def leaks(self) -> list[tuple[str, float]]:
@@ -116,7 +117,7 @@ def work(task: tuple[str, int, int]) -> dict[str, Any]:
         )
     from dfwlayer_bench.fuzz.soak import soak
 
-    calls, process, memory = soak(seed, index)
+    calls, process, memory = soak(seed)
     return _told({"calls": calls}, [], str) | {"memory": (str(process), memory)}
 
 

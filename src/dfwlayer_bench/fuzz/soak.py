@@ -18,7 +18,7 @@ CHUNK = 500  # calls between two looks at the memory
 ALLOWED = 8e6  # bytes: pages that an allocator keeps for itself
 
 
-def soak(seed: int, index: int) -> tuple[int, int, float]:
+def soak(seed: int) -> tuple[int, int, float]:
     """One chunk of calls, forwards and backwards; (calls, the process, its memory in bytes).
 
     The problems are the same in every chunk, so that nothing but a leak can grow.
