@@ -155,7 +155,8 @@ def norm(d: Array, p: float) -> Array:
         return exact_norm(size, p)
     top = size.max(-1, keepdims=True)
     if p == math.inf:
-        return top[..., 0]
+        largest: Array = top[..., 0]
+        return largest
     ratio = size / np.where(top > 0, top, 1)
     total: Array = top[..., 0] * (ratio ** LONG(p)).sum(-1) ** (1 / LONG(p))
     return total
@@ -373,7 +374,7 @@ class GroupRow(SetRow):
 
 @dataclass(frozen=True)
 class EllipsoidRow(SetRow):
-    """‖A(x − c)‖₂ ≤ t."""
+    """‖A(x − c)‖₂ ≤ t, where A is called ``axes``: least squares have an A too."""
 
     m: int
     shared: bool = False
@@ -387,16 +388,16 @@ class EllipsoidRow(SetRow):
         centre = rng.choice([0.0, 1.0]) * draw.normal(draw.rows, self.n)
         image = (A @ (draw.around(self.n) - centre)[..., None])[..., 0]
         return self.named(
-            A=Param(A[0] if self.shared else A, not self.shared),
+            axes=Param(A[0] if self.shared else A, not self.shared),
             centre=Param(centre, True, 1),
             radius=Param(draw.radius(np.linalg.norm(image, axis=-1)), True, 1),
         )
 
     def code(self) -> str:
-        return f"dfw.Ellipsoid({self.prefix}A, {self.prefix}centre, {self.prefix}radius)"
+        return f"dfw.Ellipsoid({self.prefix}axes, {self.prefix}centre, {self.prefix}radius)"
 
     def excess(self, x: Array, p: Wide) -> list[Excess]:
-        A, c, t = self.of(p, "A"), self.of(p, "centre"), self.of(p, "radius")
+        A, c, t = self.of(p, "axes"), self.of(p, "centre"), self.of(p, "radius")
         image = norm((A * (x - c)[:, None, :]).sum(-1), 2)
         # x is rounded in units of itself, of which A makes |A||x|
         size = t + norm((np.abs(A) * np.abs(x)[:, None, :]).sum(-1), 2)
@@ -407,13 +408,13 @@ class EllipsoidRow(SetRow):
         return centre
 
     def vertex(self, g: Array, p: Wide) -> Array:
-        A = self.of(p, "A").astype(np.float64)
+        A = self.of(p, "axes").astype(np.float64)
         unit = np.abs(g).max(-1, keepdims=True)
         unit = np.where(unit > 0, unit, 1)
         _, R = np.linalg.qr(A)
         y = np.linalg.solve(np.swapaxes(R, -1, -2), (g / unit).astype(np.float64)[..., None])
         step = np.linalg.solve(R, y)[..., 0].astype(LONG)
-        length = norm((self.of(p, "A") * step[:, None, :]).sum(-1), 2)[:, None]
+        length = norm((self.of(p, "axes") * step[:, None, :]).sum(-1), 2)[:, None]
         t = self.of(p, "radius")[:, None]
         s: Array = self.of(p, "centre") - t * step / np.where(length > 0, length, 1)
         return s
@@ -434,7 +435,7 @@ class EllipsoidRow(SetRow):
         if situation != "active":
             t, force = 2 * t + (t == 0), 0 * force
         params = self.named(
-            A=Param(A[0] if self.shared else A, not self.shared),
+            axes=Param(A[0] if self.shared else A, not self.shared),
             centre=Param(centre, True, 1),
             radius=Param(t, True, 1),
         )
@@ -446,7 +447,7 @@ class EllipsoidRow(SetRow):
         return ("active", "inside", "centre")
 
     def active(self, x: Tensor, p: dict[str, Tensor], notes: dict[str, Tensor]) -> Any:
-        image = self.of(p, "A") @ (x - self.of(p, "centre"))
+        image = self.of(p, "axes") @ (x - self.of(p, "centre"))
         t = self.of(p, "radius")
         return (0.5 * (image @ image - t * t) / t)[None], notes["held"][None]
 

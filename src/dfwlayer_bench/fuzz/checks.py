@@ -120,9 +120,9 @@ class Judge:
             unit = self.eps * np.broadcast_to(e.size, e.by.shape)
             allowed = np.where(e.size > 0, ULPS * unit + self.tiny, 0)
             for i in np.flatnonzero(sound & ~(e.by <= allowed)):
-                by = self._exactly(seen, int(i), e.name)
+                by = float(self._exactly(seen, int(i), e.name))
                 if not by <= allowed[i]:
-                    shown = f"{float(by / unit[i]):.3g} ulp" if unit[i] > 0 else f"{float(by):.3g}"
+                    shown = f"{by / float(unit[i]):.3g} ulp" if unit[i] > 0 else f"{by:.3g}"
                     self.fail("infeasible", int(i), f"{e.name} exceeded by {shown}")
 
     def _exactly(self, seen: Seen, i: int, name: str) -> Any:
@@ -284,7 +284,8 @@ class Judge:
     ) -> None:
         """The same solutions, to the rounding of a well conditioned problem."""
         ended = seen.status[rows]
-        arrived, arrives = ended == CONVERGED, other.status == CONVERGED
+        fine = (CONVERGED, ROUNDING_FLOOR)  # which is a matter of the last rounding
+        arrived, arrives = np.isin(ended, fine), np.isin(other.status, fine)
         if self._arrives():
             for k in np.flatnonzero(arrived != arrives):
                 message = f"status {ended[k]}, {what} {other.status[k]}"

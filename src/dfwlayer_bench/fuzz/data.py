@@ -112,7 +112,7 @@ class Draw:
 
     def weights(self, *shape: int, zeros: bool) -> Array:
         """Positive and negative numbers, with zeros among them where allowed."""
-        w = self.positive(*shape) * self.rng.choice([-1.0, 1.0], shape)
+        w: Array = self.positive(*shape) * self.rng.choice([-1.0, 1.0], shape)
         if zeros:
             w = np.where(self.rng.random(shape) < 0.2, 0.0, w)
         return w

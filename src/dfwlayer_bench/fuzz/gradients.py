@@ -145,12 +145,15 @@ def solve_on_face(
         total: Tensor = q.objective.torch(z[:n], p) + held.sum()
         return total
 
-    slope, bend = mapped(torch.func.grad(lagrangian)), mapped(torch.func.hessian(lagrangian))
+    slope, bend = (
+        mapped(torch.func.grad(lagrangian)),
+        mapped(torch.func.jacrev(torch.func.grad(lagrangian))),
+    )
     if start is None:
         # the multipliers by least squares with x held, for a Hessian that has its bends
         x = torch.tensor(case.x, dtype=torch.float64)
         equations, mask = mapped(q.set.active)(x)
-        normals = mapped(torch.func.jacfwd(lambda *args: q.set.active(*args)[0]))(x)
+        normals = mapped(torch.func.jacrev(lambda *args: q.set.active(*args)[0]))(x)
         normals = torch.where(mask[..., None], normals, 0.0).nan_to_num().mT  # (B, n, m)
         z = torch.cat([x, torch.zeros_like(equations)], -1)
         multiplier = -(torch.linalg.pinv(normals) @ slope(z)[:, :n, None])[..., 0]

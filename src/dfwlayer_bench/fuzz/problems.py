@@ -289,8 +289,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
         method = "auto"
     many = method == "active-set" and not row.flat  # vertices without end
     slow = name in ("CustomSet", "PlaneCut", "Birkhoff") or method in ("frank-wolfe", "dfw") or many
-    rows = int(rng.integers(16, 65) if slow else rng.integers(64, 257))
-    single = bool(rng.random() < 0.1)
+    rows = int(rng.integers(16, 65) if slow else rng.integers(96, 321))
+    single = bool(rng.random() < 0.06)
     draw = Draw(rng, 1 if single else rows, kind, tight)
     params, target = objective.draw(draw)
     if target is not None and not np.isfinite(target).all():
