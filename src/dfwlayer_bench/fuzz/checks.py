@@ -34,6 +34,7 @@ ULPS = 4.0  # units in the last place of a constraint's size by which it may be 
 TOL = 1e-5  # the default of `dfwlayer.solve`
 FLOOR = 32.0  # times the rounding of the terms: what a dtype cannot tell
 CONVERGED, MAX_STEPS, ROUNDING_FLOOR, NONFINITE, NOT_CONVEX, UNBOUNDED = range(6)
+LITERAL = 200_000  # characters that a script may spell numbers out in
 SECONDS = 30  # for a batch of small problems
 STEPS = 60  # of the reference that looks for better points
 
@@ -388,6 +389,7 @@ def reproducer(failure: Failure) -> str:
         "    print(failure)",
     ]
     if failure.row is not None:
-        alone = problem.only(failure.row)
-        lines += ["", "# that row with the library alone, by itself", alone.source()]
+        alone = problem.only(failure.row).source()
+        if len(alone) < LITERAL:
+            lines += ["", "# that row with the library alone, by itself", alone]
     return "\n".join(lines) + "\n"

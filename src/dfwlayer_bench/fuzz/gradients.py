@@ -9,7 +9,8 @@ has its solution on the same face: the root of
 
 which Newton's method finds in float64 from x*. The derivative along a random direction in all
 parameters at once is the extrapolated central difference of such roots. Where the rounding of the
-data or the step moves x or λ by more than the margin of the design, the problem is skipped.
+data or the step moves x or λ by more than the margin of the design, or where the system is so ill
+conditioned that rounding exceeds the tolerance, the problem is skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ __all__ = ["GradientProblem", "Verdict", "draw_gradient", "gradient_reproducer",
 
 MARGIN = 0.02  # how far roots may move, relative to x and λ, whose slacks are ten times that
 STEP = 2e-5  # of the differences; data are of size one
-# of the directional derivative: its reference is good to 1e-8, x in float32 to its condition
+AMPLIFIED = 50.0  # times eps and the condition: the error that a good gradient may have
+# of the directional derivative, whose reference is good to 1e-8
 TOLERANCE = {"float64": 1e-5, "float32": 5e-3}
 
 
@@ -123,6 +125,7 @@ class Root(NamedTuple):
 
     z: Tensor  # (B, n + m), x and the multipliers
     residual: Tensor  # (B,)
+    condition: Tensor  # (B,), of the system that the derivative solves
 
 
 def solve_on_face(
@@ -163,7 +166,23 @@ def solve_on_face(
         K = bend(z).nan_to_num(posinf=1e30, neginf=-1e30)
         inverse = torch.linalg.pinv(K, hermitian=True, rtol=1e-13)
         z = (z - (inverse @ slope(z)[..., None])[..., 0]).nan_to_num(1e30, 1e30, -1e30)
-    return Root(z, slope(z).abs().amax(-1).nan_to_num(torch.inf))
+    K = bend(z).nan_to_num(posinf=1e30, neginf=-1e30)
+    return Root(z, slope(z).abs().amax(-1).nan_to_num(torch.inf), condition_of(K))
+
+
+def condition_of(K: Tensor) -> Tensor:
+    """Largest over smallest eigenvalue after scaling rows and columns to size one, (B,).
+
+    Eigenvalues that are rounding come from constraints that repeat each other, and do not count.
+    """
+    for _ in range(4):
+        size = K.abs().amax(-1).clamp_min(1e-300).sqrt()
+        K = K / size[:, :, None] / size[:, None, :]
+    values = torch.linalg.eigvalsh(K).abs()
+    top = values.amax(-1, keepdim=True)
+    least = torch.where(values > 1e-13 * top, values, top).amin(-1)
+    ratio: Tensor = top[:, 0] / least
+    return ratio
 
 
 def judge_gradient(case: GradientProblem) -> Verdict:
@@ -187,6 +206,8 @@ def judge_gradient(case: GradientProblem) -> Verdict:
     slope = ((4 * fine - coarse) / 3)[:, :n]
     size = slope.norm(dim=-1)
     ok = (coarse - fine)[:, :n].norm(dim=-1) <= 1e-3 * size + 1e-6
+    # rounding that the condition makes more of than is tolerated tells nothing
+    ok &= base.condition <= TOLERANCE[q.dtype] / (AMPLIFIED * np.finfo(q.dtype).eps)
     x = torch.tensor(case.x)
     for end in (base, *ends):
         ok &= end.residual <= 1e-9

@@ -172,14 +172,17 @@ class QuadraticRow(ObjectiveRow):
 
 @dataclass(frozen=True)
 class LeastSquaresRow(ObjectiveRow):
-    """½ ‖Ax − b‖²; ``layout`` is "own", "shared", "coo" or "csr"."""
+    """½ ‖Ax − b‖²; ``layout`` is "own", "shared", "coo", "csr" or "correlated" (columns alike)."""
 
     m: int
     layout: str = "own"
     exact: bool = False
 
     def _matrix(self, rng: np.random.Generator, rows: int) -> Array:
-        A = rng.standard_normal((rows if self.layout == "own" else 1, self.m, self.n))
+        own = self.layout in ("own", "correlated")
+        A = rng.standard_normal((rows if own else 1, self.m, self.n))
+        if self.layout == "correlated":
+            A = 0.05 * A + rng.standard_normal((rows, self.m, 1))
         A /= self.n**0.5
         if self.layout in ("coo", "csr"):
             keep = (rng.random(A.shape) < 0.5) | np.eye(self.m, self.n, dtype=bool)
@@ -196,7 +199,7 @@ class LeastSquaresRow(ObjectiveRow):
             b = b + draw.normal(draw.rows, self.m)
         if draw.kind == "far":
             b = b * 10.0 ** draw.rng.integers(3, 8, (draw.rows, 1))
-        own = self.layout == "own"
+        own = self.layout in ("own", "correlated")
         params = {"A": Param(A if own else A[0], own), "b": Param(b, True)}
         return params, np.linalg.lstsq(A[0], b.T, rcond=None)[0].T if not own else x
 

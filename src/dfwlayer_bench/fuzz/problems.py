@@ -166,7 +166,10 @@ OBJECTIVES: dict[str, Maker] = {
         f"quadratic, {form}": _quadratic(form)
         for form in ("none", "own", "shared", "diagonal", "zero", "near linear", "singular", "ill")
     },
-    **{f"least squares, {layout}": _squares(layout) for layout in ("own", "shared", "coo", "csr")},
+    **{
+        f"least squares, {layout}": _squares(layout)
+        for layout in ("own", "shared", "coo", "csr", "correlated")
+    },
     "least squares, exact": _squares("own", exact=True),
     **{
         f"smooth, {name}": _smooth(name)
@@ -267,9 +270,11 @@ class Problem:
         return "\n".join(lines)
 
 
-def draw_set(name: str, rng: np.random.Generator) -> SetRow:
+def draw_set(name: str, rng: np.random.Generator, large: bool = False) -> SetRow:
     """A set of that name, its size and form drawn."""
     n = int(rng.integers(1, 13)) if rng.random() < 0.9 else int(rng.integers(13, 33))
+    if large:
+        n = int(rng.integers(40, 200))
     row: SetRow = SETS[name](rng, n)
     return row
 
@@ -278,7 +283,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     """Batch number ``index`` of a seed, or problem ``only`` of it alone."""
     rng = np.random.default_rng([seed, index])
     name = list(SETS)[index % len(SETS)]
-    row = draw_set(name, rng)
+    large = bool(rng.random() < 0.02)
+    row = draw_set(name, rng, large)
     dtype = str(rng.choice(DTYPES))
     method = str(rng.choice(METHODS, p=[0.6, 0.08, 0.12, 0.08, 0.12]))
     kind, tight = str(rng.choice(KINDS)), str(rng.choice(TIGHTNESS))
@@ -290,6 +296,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     many = method == "active-set" and not row.flat  # vertices without end
     slow = name in ("CustomSet", "PlaneCut", "Birkhoff") or method in ("frank-wolfe", "dfw") or many
     rows = int(rng.integers(16, 65) if slow else rng.integers(96, 321))
+    if row.n > 32:
+        rows = int(rng.integers(2, 7))
     single = bool(rng.random() < 0.06)
     draw = Draw(rng, 1 if single else rows, kind, tight)
     params, target = objective.draw(draw)
