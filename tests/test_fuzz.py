@@ -28,7 +28,7 @@ from dfwlayer_bench.fuzz.balls import LpRow, norm, singular_values
 from dfwlayer_bench.fuzz.checks import fractions
 from dfwlayer_bench.fuzz.data import LONG, Draw, Param, wide
 from dfwlayer_bench.fuzz.gradients import GradientProblem, solve_on_face
-from dfwlayer_bench.fuzz.grammar import BadCall
+from dfwlayer_bench.fuzz.grammar import BadCall, odd
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.problems import SETS, Problem
 from dfwlayer_bench.fuzz.run import Options, State, execute
@@ -268,10 +268,18 @@ def test_outcomes_of_bad_calls(text: str, kind: str | None) -> None:
     assert (failure and failure.kind) == kind
 
 
-def test_calls_are_determined_and_can_be_run() -> None:
+def test_calls_are_determined_and_compile() -> None:
     for index in range(40):
         assert draw_call(2, index).text == draw_call(2, index).text
         compile(draw_call(2, index).source(), "call", "exec")
+
+
+def test_odd_arguments_exist() -> None:
+    """What is passed to the library can itself be made, so that errors are the library's."""
+    rng = np.random.default_rng(0)
+    names = {"torch": torch, "np": np, "dfw": dfw}
+    for _ in range(500):
+        eval(odd(rng), names)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch
 from dfwlayer_bench.fuzz.checks import Failure
 from dfwlayer_bench.fuzz.limits import limited
 
-__all__ = ["BadCall", "draw_call", "judge_call"]
+__all__ = ["BadCall", "draw_call", "judge_call", "odd"]
 
 SECONDS = 30  # for a call on four numbers
 
@@ -236,7 +236,7 @@ def _call(
             arguments = dict(valid)
     if spoilt and valid:
         for _ in range(1 if rng.random() < 0.7 else 2):
-            arguments[list(valid)[rng.integers(len(valid))]] = _odd(rng)
+            arguments[list(valid)[rng.integers(len(valid))]] = odd(rng)
         if rng.random() < 0.02:
             arguments["wieght"] = "1.0"
     starred = [v for k, v in arguments.items() if k.startswith("*")]
@@ -246,15 +246,19 @@ def _call(
     return f"{name}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
 
 
-def _odd(rng: np.random.Generator) -> str:
+def odd(rng: np.random.Generator) -> str:
+    """An argument that is hardly ever right, as text."""
     if rng.random() < 0.45:
         return ODD[rng.integers(len(ODD))]
     shape, value = SHAPES[rng.integers(len(SHAPES))], VALUES[rng.integers(len(VALUES))]
     kind = TYPES[rng.integers(len(TYPES))]
     if kind in ("int64", "bool"):
         value = str(int(rng.integers(-1, 3))) if kind == "int64" else "True"
-    device = ", device='meta'" if rng.random() < 0.07 else ""
-    text = f"torch.full({shape}, {value}, dtype=torch.{kind}{device})"
+    if kind in ("float16", "bfloat16") and value == "1e30":
+        value = "1e4"  # torch makes no tensor of what the dtype cannot hold
+    if rng.random() < 0.07:  # without values, so that it cannot be made sparse
+        return f"torch.full({shape}, {value}, dtype=torch.{kind}, device='meta')"
+    text = f"torch.full({shape}, {value}, dtype=torch.{kind})"
     if rng.random() < 0.08:
         return text + ".to_sparse()"
     if rng.random() < 0.1 and kind.startswith(("float", "complex")):
