@@ -381,7 +381,9 @@ class EllipsoidRow(SetRow):
 
     def draw(self, draw: Draw) -> Params:
         rng = draw.rng
-        A = np.eye(self.m, self.n) + 0.4 * rng.standard_normal((draw.rows, self.m, self.n))
+        # of condition below a hundred, but for the scales of its columns
+        noise = rng.standard_normal((draw.rows, self.m, self.n)) / self.m**0.5
+        A = np.eye(self.m, self.n) + 0.3 * noise
         A *= 10.0 ** rng.integers(-1, 2, self.n)
         if self.shared:
             A = A[:1]
@@ -421,7 +423,7 @@ class EllipsoidRow(SetRow):
 
     def design(self, draw: Draw, situation: str) -> Design:
         rng, B = draw.rng, draw.rows
-        A = np.eye(self.m, self.n) + 0.3 * rng.standard_normal(
+        A = np.eye(self.m, self.n) + 0.5 / self.m**0.5 * rng.standard_normal(
             (1 if self.shared else B, self.m, self.n)
         )
         centre = rng.standard_normal((B, self.n))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -245,7 +246,10 @@ class Problem:
         import dfwlayer as dfw
 
         names = {"torch": torch, "dfw": dfw, **tensors}
-        return eval(self.objective.code(self.units), names), eval(self.set.code(), names)
+        with warnings.catch_warnings():  # where warnings are errors, this one is not the library's
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            objective = eval(self.objective.code(self.units), names)
+        return objective, eval(self.set.code(), names)
 
     def solve(self, tensors: dict[str, Tensor] | None = None, **options: Any) -> Any:
         """The library's solution."""

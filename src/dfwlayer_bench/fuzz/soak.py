@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from dfwlayer_bench.fuzz.problems import SETS, Problem, draw_problem
+from dfwlayer_bench.fuzz.data import Draw
+from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
+from dfwlayer_bench.fuzz.problems import SETS, Problem
 
 __all__ = ["CHUNK", "flat", "memory", "soak"]
 
@@ -37,26 +39,22 @@ _KEPT: dict[int, list[Problem]] = {}
 
 
 def _problems(seed: int) -> list[Problem]:
-    """Small problems of every set, the default method."""
+    """Two small problems of every set in a call, with and without a P."""
     if seed not in _KEPT:
-        kept: list[Problem] = []
-        index = 0
-        while len(kept) < 2 * len(SETS):
-            problem = draw_problem(seed, index)
-            index += 1
-            wanted = list(SETS)[len(kept) % len(SETS)]
-            if problem.name == wanted and problem.method == "auto" and problem.units.value == 1:
-                small = (
-                    problem if problem.rows is None else problem.some(range(min(2, problem.rows)))
-                )
-                try:
-                    with torch.no_grad():
-                        small.solve()
-                except Exception:
-                    continue  # that is for the other checks to say
-                kept.append(small)
-        _KEPT[seed] = kept
+        rng = np.random.default_rng([seed, 5])
+        _KEPT[seed] = [_small(rng, name, form) for form in ("own", "none") for name in SETS]
     return _KEPT[seed]
+
+
+def _small(rng: np.random.Generator, name: str, form: str) -> Problem:
+    row = SETS[name](rng, 6)
+    objective = QuadraticRow(row.n, form)
+    draw = Draw(rng, 2)
+    params, target = objective.draw(draw)
+    params |= row.draw(replace(draw, target=target))
+    params = {k: p.rounded("float32") for k, p in params.items()}
+    about = f"{row.code()}, quadratic, {form}"
+    return Problem(0, 0, name, about, row, objective, params, Units(), "float32", "auto", 2, {}, ())
 
 
 def memory() -> float:
