@@ -24,11 +24,13 @@ from dfwlayer_bench.fuzz import (
     judge_gradient,
     reproducer,
 )
-from dfwlayer_bench.fuzz.balls import LpRow, norm, singular_values
+from dfwlayer_bench.fuzz.balls import LpRow
+from dfwlayer_bench.fuzz.base import norm
 from dfwlayer_bench.fuzz.checks import fractions
 from dfwlayer_bench.fuzz.data import LONG, Draw, Param, wide
 from dfwlayer_bench.fuzz.gradients import GradientProblem, solve_on_face
 from dfwlayer_bench.fuzz.grammar import BadCall, odd
+from dfwlayer_bench.fuzz.matrices import singular_values
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.problems import SETS, Problem
 from dfwlayer_bench.fuzz.run import Options, State, execute

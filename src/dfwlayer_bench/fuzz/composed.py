@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.balls import Design, Excess, SetRow
+from dfwlayer_bench.fuzz.base import Design, Excess, SetRow
 from dfwlayer_bench.fuzz.data import LONG, Array, Draw, Param, Params, Wide, wide
 
 __all__ = ["CentreRow", "CutRow", "ProductRow"]

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.balls import LpRow, SetRow
+from dfwlayer_bench.fuzz.balls import LpRow
+from dfwlayer_bench.fuzz.base import SetRow
 from dfwlayer_bench.fuzz.checks import SECONDS, Failure
 from dfwlayer_bench.fuzz.composed import ProductRow
 from dfwlayer_bench.fuzz.data import Array, Draw, Param

@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.balls import EllipsoidRow, GroupRow, LpRow, SchattenRow, SetRow
+from dfwlayer_bench.fuzz.balls import EllipsoidRow, GroupRow, LpRow
+from dfwlayer_bench.fuzz.base import SetRow
 from dfwlayer_bench.fuzz.composed import CentreRow, CutRow, ProductRow
 from dfwlayer_bench.fuzz.data import KINDS, TIGHTNESS, Array, Draw, Params, wide
+from dfwlayer_bench.fuzz.hulls import BirkhoffRow, CustomRow
+from dfwlayer_bench.fuzz.matrices import SchattenRow
 from dfwlayer_bench.fuzz.objectives import (
     LeastSquaresRow,
     ObjectiveRow,
@@ -23,10 +26,8 @@ from dfwlayer_bench.fuzz.objectives import (
     Units,
 )
 from dfwlayer_bench.fuzz.polyhedra import (
-    BirkhoffRow,
     BoxRow,
     CappedRow,
-    CustomRow,
     KSparseRow,
     L1BoxRow,
     SimplexRow,
