@@ -8,10 +8,11 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	done)
 # one process per core with one thread each is faster for many small tensors than the reverse
 WORKERS ?= auto
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint types docs ci clean
+.PHONY: help demo test fuzz lint types docs ci clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +22,9 @@ demo: $(READY) ## solve, train through the layer, check, and draw: out/demo
 
 test: $(READY) ## run the tests; select with make test ARGS="-k gradient"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
+
+fuzz: $(READY) ## try what is promised on random problems: out/fuzz; more with make fuzz ARGS="--problems 1000000"
+	$(BIN)/dfw fuzz --jobs $(JOBS) $(ARGS)
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check .

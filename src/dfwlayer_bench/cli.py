@@ -39,6 +39,7 @@ def build_app() -> "typer.Typer":
     from dfwlayer_bench.bench import bench
     from dfwlayer_bench.bench_options import ListCommand
     from dfwlayer_bench.demo import demo
+    from dfwlayer_bench.fuzz.command import fuzz
     from dfwlayer_bench.reproduce import reproduce_app
     from dfwlayer_bench.robotics.commands import robotics_app
 
@@ -64,6 +65,7 @@ def build_app() -> "typer.Typer":
 
     app.command()(demo)
     app.command(cls=ListCommand)(bench)
+    app.command()(fuzz)
     app.add_typer(reproduce_app(), name="reproduce")
     app.add_typer(robotics_app(), name="robotics")
     return app
