@@ -31,6 +31,7 @@ from dfwlayer.linalg import (
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
+from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
 from dfwlayer.solution import Status
 
@@ -137,6 +138,7 @@ class _Rounds:
         self.slow = False  # conjugate gradients did not get there
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
+        self.tried = none  # models were minimised
 
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
@@ -205,8 +207,8 @@ class _Rounds:
 
     def advance(self, rows: Mask) -> None:
         """Look for the face, with the phase whose turn it is."""
-        at, first = self.at, self.phase is None
-        if first:
+        at = self.at
+        if self.phase is None:
             self.phase = Spectral(self._curvature())
         elif isinstance(self.phase, Spectral) and self._hard():
             self.phase = Splitting.start(at) or Accelerated(1.2 * at.steepest)
@@ -218,8 +220,27 @@ class _Rounds:
             steps = self.method.block
             if recording(at.x):  # the second round is there for the few that need it
                 steps >>= self.rounds
-        if self.phase is not None:
-            self.phase.advance(at, steps, rows)
+        if not isinstance(self.phase, Spectral):
+            turn = self._turn(rows)
+            if any_row(turn):
+                minimise_models(at, turn)
+                self.tried = self.tried | turn
+                self.slow = True
+                rows = select_mask(turn, False, rows)
+                if not any_row(rows):
+                    return
+        self.phase.advance(at, steps, rows)
+
+    def _turn(self, rows: Mask) -> Mask:
+        """The problems whose models are to be minimised now: once each, when steps did not help.
+
+        The steps that come first take about as long, and leave enough of them.
+        """
+        at, most = self.at, self.settings.max_steps
+        if recording(at.x):
+            return rows & (at.left < 0)
+        spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
+        return select_mask(self.tried, False, rows) & (spent | (self.stalled >= 2))
 
     def polish(self, rows: Mask, ask: int = 8) -> None:
         """Minimise the quadratic model on the face of x, and take the result if f falls."""
@@ -313,7 +334,8 @@ class _Rounds:
             if recording(at.x):  # there is no second look
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
-            ended = ended | (rows & ((self.stalled >= patience) | lost))
+            over = (self.stalled >= patience) & (self.tried | recording(at.x))
+            ended = ended | (rows & (over | lost))
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 
@@ -201,6 +202,23 @@ class LeastSquares:
 
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
+
+    def model(self, x: Tensor) -> Model | None:
+        """f itself, in double precision; AᵀA is formed where it is not much larger than A."""
+        m, n = self.A.shape[-2:]
+        count = self.A.shape[0] if self.A.dim() == 3 else 1
+        if count * m * n > LARGEST:
+            return None
+        A = self.A.detach()
+        A = (A if A.layout == torch.strided else A.to_dense()).double()
+        b = self.b.detach().double().expand(*x.shape[:-1], m).reshape(-1, m)
+        if 2 * m <= n:
+            return Model(A, b, factored=True)
+        if count * n * n > LARGEST:
+            return None
+        square = A.mT @ A
+        linear = -(A.mT @ b.unsqueeze(-1)).squeeze(-1)
+        return Model(square, linear, factored=False, design=A, target=b)
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 
 __all__ = ["Quadratic"]
@@ -263,6 +264,14 @@ class Quadratic:
             return _substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
 
         return None if bool(info.any()) else solve
+
+    def model(self, x: Tensor) -> Model | None:
+        """f itself, in double precision."""
+        if self.P is None or self.P.numel() > LARGEST:
+            return None
+        P = self.P.detach().double()
+        q = self.q.detach().double().expand(x.shape).reshape(-1, x.shape[-1])
+        return Model(P, q, factored=False)
 
     def curvature(self) -> Curvature:
         """Eigenvalues for small n, Lanczos and the norms of P beyond."""
