@@ -30,6 +30,7 @@ from dfwlayer.linalg import (
     select_mask,
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
+from dfwlayer.methods.damped_newton import damped_newton
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
@@ -223,7 +224,8 @@ class _Rounds:
         if not isinstance(self.phase, Spectral):
             turn = self._turn(rows)
             if any_row(turn):
-                minimise_models(at, turn)
+                if not minimise_models(at, turn):
+                    damped_newton(at, turn)
                 self.tried = self.tried | turn
                 self.slow = True
                 rows = select_mask(turn, False, rows)

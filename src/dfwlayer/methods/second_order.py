@@ -33,8 +33,10 @@ ARMIJO = 1e-4  # of the decrease that the slope promises
 CLOSE = 1e-7  # gap relative to f at which another model has little to add
 
 
-def minimise_models(at: Iterate, rows: Mask) -> None:
+def minimise_models(at: Iterate, rows: Mask) -> bool:
     """Bring these problems to the solution, as far as the steps that are left reach.
+
+    Returned is whether set and objective are of a form for which that can be done.
 
     The quadratic model of f is minimised over the set by an interior point method. A quadratic f
     is its own model. For another one the way to the minimiser of the model is halved until f falls
@@ -43,18 +45,21 @@ def minimise_models(at: Iterate, rows: Mask) -> None:
     """
     region = region_of(at.problem.constraint, _rows(at.x))
     if region is None:
-        return
+        return False
     quadratic = at.problem.objective.quadratic
     for _ in range(1 if quadratic else MODELS):
         going = _mask(rows & (at.left > 1), at)
-        model = model_of(at.problem.objective, at.x) if bool(going.any()) else None
+        if not bool(going.any()):
+            break
+        model = model_of(at.problem.objective, at.x)
         if model is None:
-            return
+            return False
         points = _minimisers(at, model, region, going)
         if quadratic:
             _take(at, rows, points)
         else:
             rows = _descend(at, rows, points[-1])
+    return True
 
 
 def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> list[Tensor]:

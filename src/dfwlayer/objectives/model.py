@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.objectives.base import Objective
 
-__all__ = ["LARGEST", "Model", "model_of"]
+__all__ = ["FEW", "LARGEST", "Model", "model_of"]
 
 LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
 FEW = 512  # coordinates up to which a Hessian is found by products with every unit vector
@@ -32,6 +32,14 @@ class Model:
     design: Tensor | None = None  # A where P = AᵀA, for gradients that do not see the square
     target: Tensor | None = None  # b (B, m) with it
 
+    @classmethod
+    def at(cls, x: Tensor, gradient: Tensor, hessian: Tensor) -> Model:
+        """From gradient (..., n) and Hessian (..., n, n) at x (..., n)."""
+        n = x.shape[-1]
+        hessian, x = hessian.double(), x.double().reshape(-1, n)
+        hessian = 0.5 * (hessian + hessian.mT)
+        return cls(hessian, gradient.double().reshape(-1, n) - _times(hessian, x), factored=False)
+
     def rows(self, index: Tensor) -> Model:
         """The problems at these positions."""
         shared = self.matrix.dim() == 2
@@ -42,6 +50,13 @@ class Model:
             design=self.design if shared or self.design is None else self.design[index],
             target=None if self.target is None else self.target[index],
         )
+
+    def dense(self) -> Model:
+        """The model with its Hessian written down."""
+        if not self.factored:
+            return self
+        A, b = self.matrix, self.linear
+        return Model(A.mT @ A, _transposed(A, -b), factored=False, design=A, target=b)
 
     def translated(self, origin: Tensor) -> Model:  # (B, n)
         """The model as a function of y, x = c + y."""
@@ -165,10 +180,7 @@ def model_of(objective: Objective, x: Tensor) -> Model | None:
     if n > FEW or x.numel() * n > LARGEST:
         return None
     columns = [objective.hvp(x, unit.expand_as(x)) for unit in torch.eye(n).to(x)]
-    hessian = torch.stack(columns, -1).double()
-    hessian = 0.5 * (hessian + hessian.mT)
-    linear = objective.gradient(x).double() - _times(hessian, x.double())
-    return Model(hessian, linear.reshape(-1, n), factored=False)
+    return Model.at(x, objective.gradient(x), torch.stack(columns, -1))
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (B, n) -> (B, m)
