@@ -24,6 +24,7 @@ class Status(IntEnum):
     NONFINITE = 3
     NOT_CONVEX = 4
     UNBOUNDED = 5
+    OUT_OF_RANGE = 8  # f is infinite or NaN at x: outside f's domain, or beyond the dtype's range
 
     @property
     def message(self) -> str:
@@ -52,6 +53,10 @@ _MESSAGES = {
     Status.UNBOUNDED: (
         "the objective decreases for ever along a coordinate of zero weight; x is feasible: give "
         "that coordinate a weight or the objective curvature there"
+    ),
+    Status.OUT_OF_RANGE: (
+        "f is infinite or NaN at every start that was tried; x is feasible: pass an x0 in the "
+        "domain of f, or, where its values leave the range of the dtype, scale it"
     ),
 }
 
@@ -83,7 +88,7 @@ class Solution:
         return self.status == Status.CONVERGED
 
     def __repr__(self) -> str:
-        counts = torch.bincount(self.status.reshape(-1).long(), minlength=len(Status)).tolist()
+        counts = torch.bincount(self.status.reshape(-1).long(), minlength=max(Status) + 1).tolist()
         ended = ", ".join(f"{Status(i).name} {c}" for i, c in enumerate(counts) if c)
         worst = f"{self.gap.max().item():.3g}" if self.gap.numel() else "none"
         steps = int(self.num_steps.max().item()) if self.num_steps.numel() else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Face
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import (
     Mask,
@@ -16,11 +16,13 @@ from dfwlayer.linalg import (
     Tangent,
     absolute,
     any_row,
+    axpy,
     fill,
     inner,
     maximum,
     number,
     select,
+    select_mask,
 )
 from dfwlayer.methods.phases import Iterate
 from dfwlayer.objectives.model import LARGEST, Model, model_of
@@ -66,11 +68,30 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
         promised = -inner(at.gradient, u)
         lower = value < at.value - 1e-4 * maximum(promised, 0.0)
         small = promised <= 16 * eps * absolute(at.value)
-        at.left = select(rows, at.left - 2, at.left)
-        fell = at.value - value > 8 * eps * absolute(at.value)
-        idle = select(rows, select(lower & fell, 0.0, idle + 1), idle)
         damping = damping * select(lower, SHARPER, BLUNTER)
-        at.move(rows & (lower | (small & (value <= at.value))), x, value, gradient)
+        taken = rows & (lower | (small & (value <= at.value)))
+        before = at.value
+        if any_row(refused := select_mask(lower, False, rows)):
+            # a projection may raise f by far more than u lowers it; up to the boundary f falls
+            straight = _within(constraint, at.x, u)
+            tensor, slope = objective.value_and_gradient(straight)
+            at.move(refused & (number(tensor) < at.value), straight, number(tensor), slope)
+        at.move(taken, x, value, gradient)
+        at.left = select(rows, at.left - 2, at.left)
+        fell = before - at.value > 8 * eps * absolute(before)
+        idle = select(rows, select(fell, 0.0, idle + 1), idle)
+
+
+def _within(constraint: Constraint, x: Tensor, u: Tensor) -> Tensor:
+    """x + γu with the largest γ ≤ 1 that stays in the set, to a thousandth of it or so."""
+    low = number(torch.zeros_like(x[..., 0]))
+    high = fill(1.0, low)
+    start = constraint.violation(x)
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        outside = number(constraint.violation(axpy(x, middle, u)) > start) != 0
+        low, high = select(outside, low, middle), select(outside, middle, high)
+    return axpy(x, low, u)
 
 
 def _step(model: Model, system: FaceSystem, at: Iterate, damping: Scalar) -> Tensor:

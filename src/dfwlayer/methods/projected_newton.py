@@ -41,6 +41,10 @@ __all__ = ["ProjectedNewton"]
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
+FLOOR = 100  # times the rounding of the gap, above which a gap is not what rounding left
+STARTS = 8  # where f is tried if it is infinite at the start
+LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
+SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
 
@@ -112,6 +116,33 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face)
 
 
+def _infinite(value: Scalar, gradient: Tensor) -> Mask:
+    """Where f or its gradient is infinite or NaN."""
+    size = absolute(value) + number(gradient.abs().amax(-1))
+    return select_mask(size < torch.inf, False, fill(0.0, size) == 0)
+
+
+def _elsewhere(
+    problem: Problem, x: Tensor, value: Scalar, gradient: Tensor
+) -> tuple[Tensor, Scalar, Tensor]:
+    """A start where f is finite, among means of vertices in directions from a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros_like(x)
+    for count in range(1, STARTS + 1):
+        direction = torch.randn(x.shape[-1], generator=generator).to(x).expand_as(x)
+        for sign in (1, -1):
+            total = total + problem.constraint.vertex(sign * direction)
+        trial = problem.constraint.retract(total / (2 * count))
+        tensor, slope = problem.objective.value_and_gradient(trial)
+        found = number(tensor)
+        better = _infinite(value, gradient) & (_infinite(found, slope) == 0)
+        x, gradient = keep(better, trial, x), keep(better, slope, gradient)
+        value = select(better, found, value)
+        if not any_row(_infinite(value, gradient)):
+            break
+    return x, value, gradient
+
+
 class _Rounds:
     """The state of one solve."""
 
@@ -123,6 +154,10 @@ class _Rounds:
         self.settings = settings
         tensor, gradient = problem.objective.value_and_gradient(x)
         value = number(tensor)
+        outside = _infinite(value, gradient)
+        if not recording(x) and any_row(outside):
+            x, value, gradient = _elsewhere(problem, x, value, gradient)
+            outside = _infinite(value, gradient)
         zero = fill(0.0, value)
         none = zero > 0
         left = zero + float(settings.max_steps)
@@ -134,11 +169,12 @@ class _Rounds:
         self.stalled = zero  # rounds without progress
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before
-        self.status = zero + float(Status.MAX_STEPS)
+        self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
         self.slow = False  # conjugate gradients did not get there
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
+        self.split = False  # a second look at whether to factorise was taken
         self.tried = none  # models were minimised
 
     def run(self) -> Outcome:
@@ -147,6 +183,10 @@ class _Rounds:
         if self.settings.warm and any_row(going):
             self.polish(going, ask=2)
             self.judge(going)
+            if self.slow and any_row(going := self._going()):
+                # the start may be the solution of a problem too ill conditioned for products
+                self.polish(going)
+                self.judge(going)
         return self._go_on()
 
     def _go_on(self) -> Outcome:
@@ -212,7 +252,11 @@ class _Rounds:
         if self.phase is None:
             self.phase = Spectral(self._curvature())
         elif isinstance(self.phase, Spectral) and self._hard():
-            self.phase = Splitting.start(at) or Accelerated(1.2 * at.steepest)
+            split = Splitting.start(at) if self._worth_factors() else None
+            self.phase = split or Accelerated(1.2 * at.steepest)
+        elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
+            self.split = True
+            self.phase = Splitting.start(at) or self.phase
         if isinstance(self.phase, Accelerated):
             steps = min(8, 2**self.rounds) * self.method.block
         elif isinstance(self.phase, Splitting):
@@ -232,6 +276,11 @@ class _Rounds:
                 if not any_row(rows):
                     return
         self.phase.advance(at, steps, rows)
+
+    def _worth_factors(self) -> bool:
+        """Whether to factorise a Hessian: a large one only where products converge slowly."""
+        at = self.at
+        return at.x.shape[-1] <= LARGE or any_row(at.steepest > SLOW * at.flattest)
 
     def _turn(self, rows: Mask) -> Mask:
         """The problems whose models are to be minimised now: once each, when steps did not help.
@@ -337,7 +386,11 @@ class _Rounds:
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
             over = (self.stalled >= patience) & (self.tried | recording(at.x))
-            ended = ended | (rows & (over | lost))
+            floor = self.best_gap <= FLOOR * noise
+            ended = ended | (rows & ((over & floor) | lost))
+            # nothing here can bring the gap to where rounding alone would leave it
+            given_up = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
+            at.left = select(given_up, 0.0, at.left)
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -197,8 +198,36 @@ class LeastSquares:
         """Aᵀ(A v), whatever x."""
         return self.adjoint(self.product(v))
 
-    def reduced(self, free: Tensor, bend: Tensor | None) -> None:
-        """None: AᵀA is never formed."""
+    def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """By a QR factorisation of the free columns of A, over those of √bend."""
+        m, A = self.A.shape[-2], self.A.detach()
+        if A.layout != torch.strided or free.numel() * (m + free.shape[-1]) > LARGEST:
+            return None
+        factors = []
+        for row, mask in enumerate(free.reshape(-1, free.shape[-1])):
+            index = mask.nonzero().squeeze(-1)
+            columns = (A if A.dim() == 2 else A[row])[:, index].double()
+            if bend is not None:
+                own = bend.reshape(-1, bend.shape[-1])[row, index].double()
+                columns = torch.cat((columns, torch.diag(own.clamp_min(0).sqrt())))
+            if len(columns) < len(index):
+                return None
+            upper = torch.linalg.qr(columns, mode="r").R
+            size = upper.diagonal().abs()
+            if len(index) and bool(size.amin() <= 1e-14 * size.amax()):
+                return None
+            factors.append((index, upper))
+
+        def solve(v: Tensor) -> Tensor:
+            out = torch.zeros_like(v).reshape(-1, v.shape[-1])
+            for each, given, (index, upper) in zip(out, v.reshape(out.shape), factors, strict=True):
+                right = given[index].double().unsqueeze(-1)
+                half = torch.linalg.solve_triangular(upper.mT, right, upper=False)
+                found = torch.linalg.solve_triangular(upper, half, upper=True)
+                each[index] = found.squeeze(-1).to(v.dtype)
+            return out.reshape(v.shape)
+
+        return solve
 
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
