@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -199,7 +200,10 @@ class LeastSquares:
         return self.adjoint(self.product(v))
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-        """By a QR factorisation of the free columns of A, over those of √bend."""
+        """By a QR factorisation of the free columns of A, over those of √bend.
+
+        Where they are more than its rows, it is the pseudo-inverse.
+        """
         m, A = self.A.shape[-2], self.A.detach()
         if A.layout != torch.strided or free.numel() * (m + free.shape[-1]) > LARGEST:
             return None
@@ -210,21 +214,17 @@ class LeastSquares:
             if bend is not None:
                 own = bend.reshape(-1, bend.shape[-1])[row, index].double()
                 columns = torch.cat((columns, torch.diag(own.clamp_min(0).sqrt())))
-            if len(columns) < len(index):
+            factor = _Triangle.of(columns)
+            if factor is None:
                 return None
-            upper = torch.linalg.qr(columns, mode="r").R
-            size = upper.diagonal().abs()
-            if len(index) and bool(size.amin() <= 1e-14 * size.amax()):
-                return None
-            factors.append((index, upper))
+            factors.append((index, factor))
 
         def solve(v: Tensor) -> Tensor:
             out = torch.zeros_like(v).reshape(-1, v.shape[-1])
-            for each, given, (index, upper) in zip(out, v.reshape(out.shape), factors, strict=True):
-                right = given[index].double().unsqueeze(-1)
-                half = torch.linalg.solve_triangular(upper.mT, right, upper=False)
-                found = torch.linalg.solve_triangular(upper, half, upper=True)
-                each[index] = found.squeeze(-1).to(v.dtype)
+            for each, given, (index, factor) in zip(
+                out, v.reshape(out.shape), factors, strict=True
+            ):
+                each[index] = factor(given[index].double()).to(v.dtype)
             return out.reshape(v.shape)
 
         return solve
@@ -273,3 +273,35 @@ class LeastSquares:
         high = sigma[..., 0] ** 2 * (1 + slack)
         low = sigma[..., -1] ** 2 if A.shape[-2] >= A.shape[-1] else torch.zeros_like(high)
         return Curvature(low, with_gradient(high, quotient))
+
+
+class _Triangle(NamedTuple):
+    """v ↦ (AᵀA)⁻¹v from A = QR, or the pseudo-inverse from Aᵀ = QR where A is wide."""
+
+    upper: Tensor  # R
+    basis: Tensor | None  # Q of a wide A
+
+    @classmethod
+    def of(cls, A: Tensor) -> _Triangle | None:
+        """None where A does not have full rank, to rounding."""
+        wide = A.shape[-2] < A.shape[-1]
+        if wide:
+            basis, upper = torch.linalg.qr(A.mT)
+        else:
+            basis, upper = None, torch.linalg.qr(A, mode="r").R
+        size = upper.diagonal().abs()
+        if size.numel() and bool(size.amin() <= 1e-14 * size.amax()):
+            return None
+        return cls(upper, basis)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        R, Q = self.upper, self.basis
+        v = v.unsqueeze(-1)
+        if Q is not None:
+            v = Q.mT @ v
+            half = torch.linalg.solve_triangular(R, v, upper=True)
+            out: Tensor = Q @ torch.linalg.solve_triangular(R.mT, half, upper=False)
+        else:
+            half = torch.linalg.solve_triangular(R.mT, v, upper=False)
+            out = torch.linalg.solve_triangular(R, half, upper=True)
+        return out.squeeze(-1)
