@@ -21,6 +21,8 @@ from dfwlayer.linalg import (
     inner,
     maximum,
     number,
+    ratio,
+    root,
     select,
     select_mask,
 )
@@ -49,7 +51,11 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
     model = model.dense()
     eps = torch.finfo(at.x.dtype).eps
     scale = number(model.diagonal().mean(-1).expand(at.x.shape[:-1]).to(at.x.dtype))
-    damping = 1e-3 * maximum(scale, TINY)
+    # without curvature a step should still end near the set: ρ‖x − vertex‖ ~ ‖g‖
+    d = at.x - constraint.vertex(at.gradient)
+    length = root(inner(d, d))
+    steep = ratio(root(inner(at.gradient, at.gradient)), length, 1.0)
+    damping = 1e-3 * maximum(scale, maximum(steep, torch.finfo(at.x.dtype).tiny))
     idle = fill(0.0, at.value)
     for k in range(ITERATIONS):
         rows = rows & (at.left > 1) & (idle < 12)

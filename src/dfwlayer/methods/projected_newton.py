@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import constraint_is_direct
+from dfwlayer.constraints.base import Face, constraint_is_direct
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import (
     Krylov,
@@ -265,9 +265,10 @@ class _Rounds:
             steps = self.method.block
             if recording(at.x):  # the second round is there for the few that need it
                 steps >>= self.rounds
-        if not isinstance(self.phase, Spectral):
+        if not isinstance(self.phase, Spectral) and not recording(at.x):
             turn = self._turn(rows)
             if any_row(turn):
+                self._follow(turn)  # all there is to do where f is linear
                 if not minimise_models(at, turn):
                     damped_newton(at, turn)
                 self.tried = self.tried | turn
@@ -288,8 +289,6 @@ class _Rounds:
         The steps that come first take about as long, and leave enough of them.
         """
         at, most = self.at, self.settings.max_steps
-        if recording(at.x):
-            return rows & (at.left < 0)
         spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
         return select_mask(self.tried, False, rows) & (spent | (self.stalled >= 2))
 
@@ -323,7 +322,7 @@ class _Rounds:
         rows = rows & (found.steps > 0)
         if not any_row(rows):
             return
-        self._observe(found, rows, system.face.bends)
+        self._observe(found, rows, system.face)
         x = constraint.project(origin + found.u, near=origin)
         tensor, gradient = objective.value_and_gradient(x)
         value = number(tensor)
@@ -436,12 +435,17 @@ class _Rounds:
         start = select(along > 0, along, maximum(least, finfo.tiny))
         return select(at.steepest > 0, at.steepest, start)
 
-    def _observe(self, found: Krylov, rows: Mask, bends: bool) -> None:
+    def _observe(self, found: Krylov, rows: Mask, face: Face) -> None:
         """Take note of the curvature conjugate gradients met."""
         at = self.at
         rounding = 64 * torch.finfo(at.x.dtype).eps * at.x.shape[-1] ** 0.5
-        at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * found.steepest))
-        if not bends:  # otherwise it is not f's alone
+        size = found.steepest
+        if not face.bends or face.curvature_diagonal() is None or len(face.normals) > 1:
+            # without a preconditioner curvature is f's own, of which some face may have none but
+            # the rounding of the steepest
+            size = maximum(size, at.steepest)
+        at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
+        if not face.bends:  # otherwise it is not f's alone
             some = rows & (found.flattest > rounding * found.steepest)
             at.steepest = select(some, maximum(at.steepest, found.steepest), at.steepest)
             at.flattest = select(some, minimum(at.flattest, found.flattest), at.flattest)
