@@ -26,7 +26,7 @@ from dfwlayer.linalg import (
     select,
     select_mask,
 )
-from dfwlayer.methods.phases import Iterate
+from dfwlayer.methods.phases import Iterate, keep
 from dfwlayer.objectives.model import LARGEST, Model, model_of
 
 __all__ = ["damped_newton"]
@@ -68,9 +68,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
             model = found.dense()
         face = constraint.face(at.x, at.gradient)
         u = _step(model, FaceSystem(objective, face, at.x), at, damping)
-        x = constraint.project(at.x + u, near=at.x)
-        tensor, gradient = objective.value_and_gradient(x)
-        value = number(tensor)
+        x, value, gradient = _landed(at, at.x + u)
         promised = -inner(at.gradient, u)
         lower = value < at.value - 1e-4 * maximum(promised, 0.0)
         small = promised <= 16 * eps * absolute(at.value)
@@ -86,6 +84,21 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
         at.left = select(rows, at.left - 2, at.left)
         fell = before - at.value > 8 * eps * absolute(before)
         idle = select(rows, select(fell, 0.0, idle + 1), idle)
+
+
+def _landed(at: Iterate, x: Tensor) -> tuple[Tensor, Scalar, Tensor]:
+    """The point of the set nearest to x, or x scaled into it, whichever f is lower at."""
+    objective, constraint = at.problem.objective, at.problem.constraint
+    nearest, scaled = constraint.project(x, near=at.x), constraint.retract(x)
+    tensor, gradient = objective.value_and_gradient(nearest)
+    other, slope = objective.value_and_gradient(scaled)
+    value = number(tensor)
+    better = number(other) < value
+    return (
+        keep(better, scaled, nearest),
+        select(better, number(other), value),
+        keep(better, slope, gradient),
+    )
 
 
 def _within(constraint: Constraint, x: Tensor, u: Tensor) -> Tensor:

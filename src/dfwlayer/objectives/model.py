@@ -103,9 +103,11 @@ class Model:
         if self.factored:
             first = self._woodbury(diagonal)
         else:
-            matrix = self.matrix + torch.diag_embed(diagonal)
+            n = diagonal.shape[-1]
+            matrix = self.matrix.expand(len(diagonal), n, n).clone()
+            matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal)
             scale = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt().unsqueeze(-1)
-            factor = _cholesky(scale * matrix * scale.mT)
+            factor = _cholesky(matrix.mul_(scale).mul_(scale.mT))
 
             def first(v: Tensor) -> Tensor:
                 return scale * torch.cholesky_solve(scale * v, factor)
@@ -131,7 +133,7 @@ class Model:
             inner = torch.where(free, ridge, 1)
             matrix.diagonal(dim1=-2, dim2=-1).add_(inner)
             scale = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt().unsqueeze(-1)
-            factor = _cholesky(scale * matrix * scale.mT)
+            factor = _cholesky(matrix.mul_(scale).mul_(scale.mT))
             return lambda v: scale * torch.cholesky_solve(scale * v, factor) * mask.unsqueeze(-1)
         shared = A.dim() == 2
         parts: list[tuple[Tensor, Tensor | None]] = []
