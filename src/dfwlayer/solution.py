@@ -112,7 +112,7 @@ class Solution:
         return self.status == Status.CONVERGED
 
     def __repr__(self) -> str:
-        counts = torch.bincount(self.status.reshape(-1).long(), minlength=len(Status)).tolist()
+        counts = torch.bincount(self.status.reshape(-1).long(), minlength=max(Status) + 1).tolist()
         ended = ", ".join(f"{Status(i).name} {c}" for i, c in enumerate(counts) if c)
         worst = f"{self.gap.max().item():.3g}" if self.gap.numel() else "none"
         steps = int(self.num_steps.max().item()) if self.num_steps.numel() else 0

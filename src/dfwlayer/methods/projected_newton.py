@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.constraints.base import constraint_is_direct
+from dfwlayer.constraints.base import Face, constraint_is_direct
 from dfwlayer.face_system import FaceSystem
 from dfwlayer.linalg import (
     Krylov,
@@ -31,7 +31,9 @@ from dfwlayer.linalg import (
     select_mask,
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
+from dfwlayer.methods.damped_newton import damped_newton
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
+from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
 from dfwlayer.solution import Status
 
@@ -40,6 +42,10 @@ __all__ = ["ProjectedNewton"]
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
+FLOOR = 100  # times the rounding of the gap, above which a gap is not what rounding left
+STARTS = 8  # where f is tried if it is infinite at the start
+LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
+SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
 
@@ -120,6 +126,33 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face, closed_form=True)
 
 
+def _infinite(value: Scalar, gradient: Tensor) -> Mask:
+    """Where f or its gradient is infinite or NaN."""
+    size = absolute(value) + number(gradient.abs().amax(-1))
+    return select_mask(size < torch.inf, False, fill(0.0, size) == 0)
+
+
+def _elsewhere(
+    problem: Problem, x: Tensor, value: Scalar, gradient: Tensor
+) -> tuple[Tensor, Scalar, Tensor]:
+    """A start where f is finite, among means of vertices in directions from a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros_like(x)
+    for count in range(1, STARTS + 1):
+        direction = torch.randn(x.shape[-1], generator=generator).to(x).expand_as(x)
+        for sign in (1, -1):
+            total = total + problem.constraint.vertex(sign * direction)
+        trial = problem.constraint.retract(total / (2 * count))
+        tensor, slope = problem.objective.value_and_gradient(trial)
+        found = number(tensor)
+        better = _infinite(value, gradient) & (_infinite(found, slope) == 0)
+        x, gradient = keep(better, trial, x), keep(better, slope, gradient)
+        value = select(better, found, value)
+        if not any_row(_infinite(value, gradient)):
+            break
+    return x, value, gradient
+
+
 class _Rounds:
     """The state of one solve."""
 
@@ -131,6 +164,10 @@ class _Rounds:
         self.settings = settings
         tensor, gradient = problem.objective.value_and_gradient(x)
         value = number(tensor)
+        outside = _infinite(value, gradient)
+        if not recording(x) and any_row(outside):
+            x, value, gradient = _elsewhere(problem, x, value, gradient)
+            outside = _infinite(value, gradient)
         zero = fill(0.0, value)
         none = zero > 0
         left = zero + float(settings.max_steps)
@@ -142,11 +179,13 @@ class _Rounds:
         self.stalled = zero  # rounds without progress
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before
-        self.status = zero + float(Status.MAX_STEPS)
+        self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
         self.slow = False  # conjugate gradients did not get there
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
+        self.split = False  # a second look at whether to factorise was taken
+        self.tried = none  # models were minimised
 
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
@@ -154,6 +193,10 @@ class _Rounds:
         if self.settings.warm and any_row(going):
             self.polish(going, ask=2)
             self.judge(going)
+            if self.slow and any_row(going := self._going()):
+                # the start may be the solution of a problem too ill conditioned for products
+                self.polish(going)
+                self.judge(going)
         return self._go_on()
 
     def _go_on(self) -> Outcome:
@@ -215,11 +258,15 @@ class _Rounds:
 
     def advance(self, rows: Mask) -> None:
         """Look for the face, with the phase whose turn it is."""
-        at, first = self.at, self.phase is None
-        if first:
+        at = self.at
+        if self.phase is None:
             self.phase = Spectral(self._curvature())
         elif isinstance(self.phase, Spectral) and self._hard():
-            self.phase = Splitting.start(at) or Accelerated(1.2 * at.steepest)
+            split = Splitting.start(at) if self._worth_factors() else None
+            self.phase = split or Accelerated(1.2 * at.steepest)
+        elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
+            self.split = True
+            self.phase = Splitting.start(at) or self.phase
         if isinstance(self.phase, Accelerated):
             steps = min(8, 2**self.rounds) * self.method.block
         elif isinstance(self.phase, Splitting):
@@ -228,8 +275,32 @@ class _Rounds:
             steps = self.method.block
             if recording(at.x):  # the second round is there for the few that need it
                 steps >>= self.rounds
-        if self.phase is not None:
-            self.phase.advance(at, steps, rows)
+        if not isinstance(self.phase, Spectral) and not recording(at.x):
+            turn = self._turn(rows)
+            if any_row(turn):
+                self._follow(turn)  # all there is to do where f is linear
+                if not minimise_models(at, turn):
+                    damped_newton(at, turn)
+                self.tried = self.tried | turn
+                self.slow = True
+                rows = select_mask(turn, False, rows)
+                if not any_row(rows):
+                    return
+        self.phase.advance(at, steps, rows)
+
+    def _worth_factors(self) -> bool:
+        """Whether to factorise a Hessian: a large one only where products converge slowly."""
+        at = self.at
+        return at.x.shape[-1] <= LARGE or any_row(at.steepest > SLOW * at.flattest)
+
+    def _turn(self, rows: Mask) -> Mask:
+        """The problems whose models are to be minimised now: once each, when steps did not help.
+
+        The steps that come first take about as long, and leave enough of them.
+        """
+        at, most = self.at, self.settings.max_steps
+        spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
+        return select_mask(self.tried, False, rows) & (spent | (self.stalled >= 2))
 
     def polish(self, rows: Mask, ask: int = 8) -> None:
         """Minimise the quadratic model on the face of x, and take the result if f falls."""
@@ -261,7 +332,7 @@ class _Rounds:
         rows = rows & (found.steps > 0)
         if not any_row(rows):
             return
-        self._observe(found, rows, system.face.bends)
+        self._observe(found, rows, system.face)
         x = constraint.project(origin + found.u, near=origin)
         tensor, gradient = objective.value_and_gradient(x)
         value = number(tensor)
@@ -323,7 +394,12 @@ class _Rounds:
             if recording(at.x):  # there is no second look
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
-            ended = ended | (rows & ((self.stalled >= patience) | lost))
+            over = (self.stalled >= patience) & (self.tried | recording(at.x))
+            floor = self.best_gap <= FLOOR * noise
+            ended = ended | (rows & ((over & floor) | lost))
+            # nothing here can bring the gap to where rounding alone would leave it
+            given_up = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
+            at.left = select(given_up, 0.0, at.left)
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 
@@ -369,12 +445,17 @@ class _Rounds:
         start = select(along > 0, along, maximum(least, finfo.tiny))
         return select(at.steepest > 0, at.steepest, start)
 
-    def _observe(self, found: Krylov, rows: Mask, bends: bool) -> None:
+    def _observe(self, found: Krylov, rows: Mask, face: Face) -> None:
         """Take note of the curvature conjugate gradients met."""
         at = self.at
         rounding = 64 * torch.finfo(at.x.dtype).eps * at.x.shape[-1] ** 0.5
-        at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * found.steepest))
-        if not bends:  # otherwise it is not f's alone
+        size = found.steepest
+        if not face.bends or face.curvature_diagonal() is None or len(face.normals) > 1:
+            # without a preconditioner curvature is f's own, of which some face may have none but
+            # the rounding of the steepest
+            size = maximum(size, at.steepest)
+        at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
+        if not face.bends:  # otherwise it is not f's alone
             some = rows & (found.flattest > rounding * found.steepest)
             at.steepest = select(some, maximum(at.steepest, found.steepest), at.steepest)
             at.flattest = select(some, minimum(at.flattest, found.flattest), at.flattest)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 from dfwlayer.scale import Scale, scale_of_terms
@@ -194,11 +197,55 @@ class LeastSquares:
         """Aᵀ(A v), whatever x."""
         return self.adjoint(self.product(v))
 
-    def reduced(self, free: Tensor, bend: Tensor | None) -> None:
-        """None: AᵀA is never formed."""
+    def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+        """By a QR factorisation of the free columns of A, over those of √bend.
+
+        Where they are more than its rows, it is the pseudo-inverse.
+        """
+        m, A = self.A.shape[-2], self.A.detach()
+        if A.layout != torch.strided or free.numel() * (m + free.shape[-1]) > LARGEST:
+            return None
+        factors = []
+        for row, mask in enumerate(free.reshape(-1, free.shape[-1])):
+            index = mask.nonzero().squeeze(-1)
+            columns = (A if A.dim() == 2 else A[row])[:, index].double()
+            if bend is not None:
+                own = bend.reshape(-1, bend.shape[-1])[row, index].double()
+                columns = torch.cat((columns, torch.diag(own.clamp_min(0).sqrt())))
+            factor = _Triangle.of(columns)
+            if factor is None:
+                return None
+            factors.append((index, factor))
+
+        def solve(v: Tensor) -> Tensor:
+            out = torch.zeros_like(v).reshape(-1, v.shape[-1])
+            for each, given, (index, factor) in zip(
+                out, v.reshape(out.shape), factors, strict=True
+            ):
+                each[index] = factor(given[index].double()).to(v.dtype)
+            return out.reshape(v.shape)
+
+        return solve
 
     def shifted(self, rho: Scalar) -> None:
         """None: AᵀA is never formed."""
+
+    def model(self, x: Tensor) -> Model | None:
+        """f itself, in double precision; AᵀA is formed where it is not much larger than A."""
+        m, n = self.A.shape[-2:]
+        count = self.A.shape[0] if self.A.dim() == 3 else 1
+        if count * m * n > LARGEST:
+            return None
+        A = self.A.detach()
+        A = (A if A.layout == torch.strided else A.to_dense()).double()
+        b = self.b.detach().double().expand(*x.shape[:-1], m).reshape(-1, m)
+        if 2 * m <= n:
+            return Model(A, b, factored=True)
+        if count * n * n > LARGEST:
+            return None
+        square = A.mT @ A
+        linear = -(A.mT @ b.unsqueeze(-1)).squeeze(-1)
+        return Model(square, linear, factored=False, design=A, target=b)
 
     def rescaled(self, unit: Tensor, factor: Tensor) -> LeastSquares:
         """A √k and b √k/u."""
@@ -245,3 +292,35 @@ class LeastSquares:
         high = sigma[..., 0] ** 2 * (1 + slack)
         low = sigma[..., -1] ** 2 if A.shape[-2] >= A.shape[-1] else torch.zeros_like(high)
         return Curvature(low, with_gradient(high, quotient))
+
+
+class _Triangle(NamedTuple):
+    """v ↦ (AᵀA)⁻¹v from A = QR, or the pseudo-inverse from Aᵀ = QR where A is wide."""
+
+    upper: Tensor  # R
+    basis: Tensor | None  # Q of a wide A
+
+    @classmethod
+    def of(cls, A: Tensor) -> _Triangle | None:
+        """None where A does not have full rank, to rounding."""
+        wide = A.shape[-2] < A.shape[-1]
+        if wide:
+            basis, upper = torch.linalg.qr(A.mT)
+        else:
+            basis, upper = None, torch.linalg.qr(A, mode="r").R
+        size = upper.diagonal().abs()
+        if size.numel() and bool(size.amin() <= 1e-14 * size.amax()):
+            return None
+        return cls(upper, basis)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        R, Q = self.upper, self.basis
+        v = v.unsqueeze(-1)
+        if Q is not None:
+            v = Q.mT @ v
+            half = torch.linalg.solve_triangular(R, v, upper=True)
+            out: Tensor = Q @ torch.linalg.solve_triangular(R.mT, half, upper=False)
+        else:
+            half = torch.linalg.solve_triangular(R.mT, v, upper=False)
+            out = torch.linalg.solve_triangular(R, half, upper=True)
+        return out.squeeze(-1)

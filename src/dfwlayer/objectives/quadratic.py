@@ -14,12 +14,15 @@ from torch.autograd.function import FunctionCtx
 from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg import Scalar, dot, where_rows
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
 
-LARGE = 4096  # up to this size P is factorised where products with it converge too slowly
+# bytes of a factor, up to which P is factorised where products with it converge too slowly; that
+# is n = 16384 in float32, where it takes as long as some thousand products
+LARGEST_FACTOR = 2**30
 _ROUNDING = 8  # in units of eps · √n · the largest entry
 ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding and averaged away
 
@@ -216,20 +219,26 @@ class Quadratic:
         return self.product(v)
 
     def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
-        """Cholesky of P + ρ; for a shared P, ρ is the geometric mean of those asked for."""
+        """Cholesky of P + ρ; for a shared P, each ρ is brought to the next power of four.
+
+        So a few factors serve all problems, and none depends on the ρ of the others.
+        """
         P = self.P
-        if P is None or P.shape[-1] > LARGE or P.numel() > LARGE**2:
+        if P is None:
             return None
-        matrix = P.detach().clone()
+        which: Tensor | None = None
+        levels = rho
         if isinstance(rho, Tensor) and P.dim() == 2:
-            rho = rho.log().mean().exp().expand_as(rho)
-            matrix.diagonal().add_(rho.reshape(-1)[0])
-        else:
-            matrix.diagonal(dim1=-2, dim2=-1).add_(rho)
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        if bool(info.any()):
+            rho = torch.exp2(2 * torch.round(0.5 * rho.log2()))
+            levels, which = torch.unique(rho.squeeze(-1), return_inverse=True)
+            levels = levels.reshape(-1, 1)
+        count = len(levels) if isinstance(levels, Tensor) and P.dim() == 2 else 1
+        if count * P.numel() * P.element_size() > LARGEST_FACTOR:
             return None
-        return Factor(factor), rho
+        matrix = P.detach().clone() if which is None else P.detach().repeat(count, 1, 1)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(levels)
+        factor = _factorised(matrix)
+        return None if factor is None else (Factor(factor, which), rho)
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""
@@ -237,30 +246,42 @@ class Quadratic:
             inverse = torch.where(free, 1 / (entries if bend is None else entries + bend), 0)
             return lambda v: inverse * v
         P, n = self.P, free.shape[-1]
-        if P is None or free.numel() * n > LARGE**2:
+        if P is None or free.numel() * n * P.element_size() > LARGEST_FACTOR:
             return None
         P = P.detach()
         if free.dim() == 1:
             index = free.nonzero().squeeze(-1)
-            matrix = P[index][:, index]
+            matrix = P[index.unsqueeze(-1), index]
             if bend is not None:
                 matrix.diagonal().add_(bend[index])
-            factor, info = torch.linalg.cholesky_ex(matrix)
+            part = _factorised(matrix)
+            if part is None:
+                return None
 
             def solve_one(v: Tensor) -> Tensor:
-                part = _substitute(factor, v[index].unsqueeze(-1)).squeeze(-1)
-                return torch.zeros_like(v).index_copy_(0, index, part)
+                found = _substitute(part, v[index].unsqueeze(-1)).squeeze(-1)
+                return torch.zeros_like(v).index_copy_(0, index, found)
 
-            return None if bool(info.any()) else solve_one
+            return solve_one
         mask = free.to(P.dtype)
         matrix = P * mask.unsqueeze(-1) * mask.unsqueeze(-2)
         matrix.diagonal(dim1=-2, dim2=-1).add_(1 - mask if bend is None else 1 - mask + bend * mask)
-        factor, info = torch.linalg.cholesky_ex(matrix)
+        factor = _factorised(matrix)
+        if factor is None:
+            return None
 
         def solve(v: Tensor) -> Tensor:
             return _substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
 
-        return None if bool(info.any()) else solve
+        return solve
+
+    def model(self, x: Tensor) -> Model | None:
+        """f itself, in double precision."""
+        if self.P is None or self.P.numel() > LARGEST:
+            return None
+        P = self.P.detach().double()
+        q = self.q.detach().double().expand(x.shape).reshape(-1, x.shape[-1])
+        return Model(P, q, factored=False)
 
     def rescaled(self, unit: Tensor, factor: Tensor) -> Quadratic:
         """P k and q k/u; without a P k is 1."""
@@ -299,15 +320,34 @@ class Factor:
     """v ↦ (L Lᵀ)⁻¹ v of a triangular L, (n, n) or (B, n, n)."""
 
     lower: Tensor
+    which: Tensor | None = None  # (B,), which of a few factors is a problem's
 
     def __call__(self, v: Tensor) -> Tensor:
+        if self.which is not None:
+            out = torch.empty_like(v)
+            for level, factor in enumerate(self.lower):
+                index = (self.which == level).nonzero().squeeze(-1)
+                out[index] = _substitute(factor, v[index].mT).mT
+            return out
         if self.lower.dim() == 3 or v.dim() == 1:
             return _substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
         return _substitute(self.lower, v.mT).mT
 
     def rows(self, index: Tensor) -> Factor:
         """The same for the problems at these positions."""
+        if self.which is not None:
+            return Factor(self.lower, self.which[index])
         return Factor(self.lower[index]) if self.lower.dim() == 3 else self
+
+
+def _factorised(matrix: Tensor) -> Tensor | None:
+    """The Cholesky factor, on the CPU in the memory of the matrix; None where there is none."""
+    if matrix.device.type == "cpu":
+        info = torch.empty(0, dtype=torch.int32)
+        factor, info = torch.linalg.cholesky_ex(matrix, out=(matrix, info))
+    else:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+    return None if bool(info.any()) else factor
 
 
 def _substitute(factor: Tensor, v: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_lipschitz, as_sizes
 from dfwlayer.linalg import Scalar
 from dfwlayer.objectives.base import Curvature, check_tensors
+from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.objectives.sparse import stored_entries
 from dfwlayer.scale import Scale, scale_of_terms
 from dfwlayer.transforms import uncompiled
@@ -221,6 +222,26 @@ class Smooth:
 
     def shifted(self, rho: Scalar) -> None:
         """None: only products with the Hessian are known."""
+
+    def model(self, x: Tensor) -> Model | None:
+        """The quadratic model at x, its Hessian from all second derivatives at once."""
+        n = x.shape[-1]
+        if n > FEW or x.numel() * n > LARGEST:
+            return None
+        units = torch.eye(n, dtype=x.dtype, device=x.device)
+        units = units.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            gradient = self.gradient(at)
+            hessian = torch.zeros_like(units)
+            if gradient.requires_grad:  # otherwise fn is linear in x
+                try:
+                    (hessian,) = torch.autograd.grad(
+                        gradient, at, units, is_grads_batched=True, retain_graph=True
+                    )
+                except RuntimeError:  # an operation of fn's cannot be mapped
+                    hessian = torch.stack([self.hvp(x, v) for v in units])
+        return Model.at(x, gradient.detach(), hessian.movedim(0, -1))
 
     def curvature(self) -> Curvature | None:
         """The L that was given, if any."""

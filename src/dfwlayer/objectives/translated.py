@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import Scalar, where_rows
 from dfwlayer.objectives.base import Curvature, Objective
+from dfwlayer.objectives.model import Model, model_of
 from dfwlayer.scale import Scale
 
 __all__ = ["Translated"]
@@ -93,6 +94,11 @@ class Translated:
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """f's, likewise."""
         return self.objective.reduced(free, bend)
+
+    def model(self, x: Tensor) -> Model | None:
+        """f's at c + y, as a function of y."""
+        found = model_of(self.objective, self.origin.detach() + x)
+        return None if found is None else found.translated(self.origin.detach().expand_as(x))
 
     def curvature(self) -> Curvature | None:
         """f's."""

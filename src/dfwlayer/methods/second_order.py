@@ -1,0 +1,137 @@
+"""The phase for problems that first-order steps do not solve: quadratic models, minimised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.region import Region, region_of
+from dfwlayer.linalg import (
+    Mask,
+    Scalar,
+    absolute,
+    any_row,
+    as_rows,
+    axpy,
+    fill,
+    inner,
+    maximum,
+    number,
+    select,
+    select_mask,
+)
+from dfwlayer.methods.base import gap_of
+from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.phases import Iterate
+from dfwlayer.objectives.model import Model, model_of
+
+__all__ = ["minimise_models"]
+
+MODELS = 40  # of an f that is not quadratic
+HALVINGS = 40  # of a step that does not lower f enough
+ARMIJO = 1e-4  # of the decrease that the slope promises
+CLOSE = 1e-7  # gap relative to f at which another model has little to add
+
+
+def minimise_models(at: Iterate, rows: Mask) -> bool:
+    """Bring these problems to the solution, as far as the steps that are left reach.
+
+    Returned is whether set and objective are of a form for which that can be done.
+
+    The quadratic model of f is minimised over the set by an interior point method. A quadratic f
+    is its own model. For another one the way to the minimiser of the model is halved until f falls
+    by a part of what its slope promises, and a model is made there; an f that is infinite or NaN
+    counts as higher. An iteration of the interior point method is a step, and so is a model.
+    """
+    region = region_of(at.problem.constraint, _rows(at.x))
+    if region is None:
+        return False
+    quadratic = at.problem.objective.quadratic
+    for _ in range(1 if quadratic else MODELS):
+        going = _mask(rows & (at.left > 1), at)
+        if not bool(going.any()):
+            break
+        model = model_of(at.problem.objective, at.x)
+        if model is None:
+            return False
+        points = _minimisers(at, model, region, going)
+        if quadratic:
+            _take(at, rows, points)
+        else:
+            rows = _descend(at, rows, points[-1])
+    return True
+
+
+def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> list[Tensor]:
+    """The minimisers of the model: from inside, and where that is known, on the face."""
+    index = going.nonzero().squeeze(-1)
+    x = _rows(at.x)
+    model, region = model.rows(index), region.rows(index)
+    limit = as_rows(at.left, torch.long).reshape(-1).to(x.device).expand(len(x))[index] - 1
+    pair, steps = interior_point(model, region, x[index], limit)
+    exact, settled = on_face(model, region, pair)
+    exact = torch.where(settled.unsqueeze(-1), exact, pair.x)
+    spent = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    spent[index] = (steps + 1).to(x.dtype)
+    at.left = maximum(at.left - number(spent.reshape(at.x.shape[:-1])), 0.0)
+    wide = [x.double().index_copy(0, index, part) for part in (pair.x, exact)]
+    project = at.problem.constraint.project
+    return [project(part.to(x.dtype).reshape(at.x.shape), near=at.x) for part in wide]
+
+
+def _take(at: Iterate, rows: Mask, points: list[Tensor]) -> None:
+    """Move to a point where its gap is less."""
+    gap = _gap(at, at.x, at.gradient)
+    for x in points:
+        tensor, gradient = at.problem.objective.value_and_gradient(x)
+        own = _gap(at, x, gradient)
+        less = rows & (own <= gap)
+        at.move(less, x, number(tensor), gradient)
+        gap = select(less, own, gap)
+
+
+def _descend(at: Iterate, rows: Mask, target: Tensor) -> Mask:
+    """Go towards the minimiser of a model; the problems in which another one may do better."""
+    objective, eps = at.problem.objective, torch.finfo(at.x.dtype).eps
+    before = _gap(at, at.x, at.gradient)
+    d = target - at.x
+    slope = inner(at.gradient, d)
+    level = 4 * eps * absolute(at.value)
+    waiting = downhill = rows & (slope < 0)
+    x, value, gradient = at.x, at.value, at.gradient
+    length = fill(1.0, at.value)
+    for _ in range(HALVINGS):
+        if not any_row(waiting):
+            break
+        x = axpy(at.x, length, d)
+        tensor, gradient = objective.value_and_gradient(x)
+        value = number(tensor)
+        # f(x + γd) ≤ f(x) + c γ⟨∇f(x), d⟩, to rounding
+        enough = value <= at.value + maximum(ARMIJO * length * slope, -level)
+        waiting = select_mask(enough, False, waiting)
+        length = select(waiting, 0.5 * length, length)
+    moved = select_mask(waiting, False, downhill)
+    at.move(moved, x, value, gradient)
+    after = _gap(at, at.x, at.gradient)
+    apart = after > max(CLOSE, 16 * eps) * absolute(at.value)
+    return moved & (apart | (after < 0.5 * before))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """A single problem as a batch of one."""
+    return x if x.dim() == 2 else x.unsqueeze(0)
+
+
+def _mask(rows: Mask, at: Iterate) -> Tensor:  # (B,)
+    """A mask as a tensor on the device of the problems."""
+    x = _rows(at.x)
+    return as_rows(rows, torch.bool).reshape(-1).to(x.device).expand(len(x))
+
+
+def _gap(at: Iterate, x: Tensor, gradient: Tensor) -> Scalar:
+    """The gap at x."""
+    gap = number(gap_of(at.problem.constraint, x, gradient, at.problem.unbounded))
+    if at.problem.unbounded is not None:
+        g = torch.where(at.problem.unbounded, gradient, 0)
+        gap = gap + inner(g.abs(), x.abs())
+    return gap

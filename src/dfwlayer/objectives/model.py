@@ -1,0 +1,212 @@
+"""The quadratic model of f at a point, in double precision, with a Hessian to factorise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dfwlayer.objectives.base import Objective
+
+__all__ = ["FEW", "LARGEST", "Model", "model_of"]
+
+LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
+FEW = 512  # coordinates up to which a Hessian is found by products with every unit vector
+TINY = 1e-300
+RIDGE = 1e-14  # relative to the diagonal of H
+
+
+@dataclass(frozen=True)
+class Model:
+    """½⟨x, Hx⟩ + ⟨q, x⟩ with H = P, or ½‖Ax − b‖² with H = AᵀA, for B problems, in double.
+
+    A is kept where it has far fewer rows than columns; H is then never formed.
+    """
+
+    matrix: Tensor  # P (n, n) or (B, n, n), or A (m, n) or (B, m, n)
+    linear: Tensor  # q (B, n), or b (B, m)
+    factored: bool  # whether the matrix is A
+    design: Tensor | None = None  # A where P = AᵀA, for gradients that do not see the square
+    target: Tensor | None = None  # b (B, m) with it
+
+    @classmethod
+    def at(cls, x: Tensor, gradient: Tensor, hessian: Tensor) -> Model:
+        """From gradient (..., n) and Hessian (..., n, n) at x (..., n)."""
+        n = x.shape[-1]
+        hessian, x = hessian.double(), x.double().reshape(-1, n)
+        hessian = 0.5 * (hessian + hessian.mT)
+        return cls(hessian, gradient.double().reshape(-1, n) - _times(hessian, x), factored=False)
+
+    def rows(self, index: Tensor) -> Model:
+        """The problems at these positions."""
+        shared = self.matrix.dim() == 2
+        return replace(
+            self,
+            matrix=self.matrix if shared else self.matrix[index],
+            linear=self.linear[index],
+            design=self.design if shared or self.design is None else self.design[index],
+            target=None if self.target is None else self.target[index],
+        )
+
+    def dense(self) -> Model:
+        """The model with its Hessian written down."""
+        if not self.factored:
+            return self
+        A, b = self.matrix, self.linear
+        return Model(A.mT @ A, _transposed(A, -b), factored=False, design=A, target=b)
+
+    def translated(self, origin: Tensor) -> Model:  # (B, n)
+        """The model as a function of y, x = c + y."""
+        c = origin.double().reshape(-1, origin.shape[-1])
+        if self.factored:
+            return replace(self, linear=self.linear - _times(self.matrix, c))
+        target = self.target
+        if self.design is not None and target is not None:
+            target = target - _times(self.design, c)
+        return replace(self, linear=self.linear + _times(self.matrix, c), target=target)
+
+    def gradient(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+        """Hx + q, or Aᵀ(Ax − b)."""
+        if self.factored:
+            return _transposed(self.matrix, _times(self.matrix, x) - self.linear)
+        if self.design is not None and self.target is not None:
+            return _transposed(self.design, _times(self.design, x) - self.target)
+        return _times(self.matrix, x) + self.linear
+
+    @cached_property
+    def slope(self) -> Tensor:  # (B, n)
+        """The gradient at 0."""
+        return _transposed(self.matrix, -self.linear) if self.factored else self.linear
+
+    def product(self, v: Tensor) -> Tensor:  # (B, n, k) -> (B, n, k)
+        """H v."""
+        A = self.matrix if self.factored else self.design
+        if A is not None:
+            return A.mT @ (A @ v)
+        return self.matrix @ v
+
+    def diagonal(self) -> Tensor:  # (n,) or (B, n)
+        """The diagonal of H."""
+        if self.factored:
+            return self.matrix.square().sum(-2)
+        return self.matrix.diagonal(dim1=-2, dim2=-1)
+
+    def inverse(self, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
+        """V ↦ (H + diag(D))⁻¹ V, (B, n, k) -> (B, n, k), for D ≥ 0 (B, n).
+
+        By Cholesky, or by (D + AᵀA)⁻¹ = D⁻¹ − D⁻¹Aᵀ(1 + AD⁻¹Aᵀ)⁻¹AD⁻¹; what rounding leaves is
+        solved for once more.
+        """
+        if self.factored:
+            first = self._woodbury(diagonal)
+        else:
+            n = diagonal.shape[-1]
+            matrix = self.matrix.expand(len(diagonal), n, n).clone()
+            matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+            scale = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt().unsqueeze(-1)
+            factor = _cholesky(matrix.mul_(scale).mul_(scale.mT))
+
+            def first(v: Tensor) -> Tensor:
+                return scale * torch.cholesky_solve(scale * v, factor)
+
+        def solve(v: Tensor) -> Tensor:
+            u = first(v)
+            return u + first(v - self.product(u) - diagonal.unsqueeze(-1) * u)
+
+        return solve
+
+    def inverse_on(self, free: Tensor) -> Callable[[Tensor], Tensor]:
+        """V ↦ (H + δ)⁻¹ V on the free coordinates (B, n), 0 on the others, with a tiny diagonal δ.
+
+        With δ a singular H gives the solution of least norm, once or twice corrected.
+        """
+        own = self.diagonal()
+        largest = own.amax(-1, keepdim=True).clamp_min(TINY)
+        ridge = RIDGE * torch.where(own > 0, own, largest)
+        A = self.matrix if self.factored else self.design
+        if A is None:
+            mask = free.to(self.matrix.dtype)
+            matrix = self.matrix * mask.unsqueeze(-1) * mask.unsqueeze(-2)
+            inner = torch.where(free, ridge, 1)
+            matrix.diagonal(dim1=-2, dim2=-1).add_(inner)
+            scale = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt().unsqueeze(-1)
+            factor = _cholesky(matrix.mul_(scale).mul_(scale.mT))
+            return lambda v: scale * torch.cholesky_solve(scale * v, factor) * mask.unsqueeze(-1)
+        shared = A.dim() == 2
+        parts: list[tuple[Tensor, Tensor | None]] = []
+        for row in range(len(free)):
+            index = free[row].nonzero().squeeze(-1)
+            design = (A if shared else A[row])[:, index]
+            if len(index) > 2 * len(design):  # there is a whole space of solutions
+                parts.append((index, None))
+                continue
+            added = torch.diag((ridge if shared else ridge[row])[index].sqrt())
+            parts.append((index, torch.linalg.qr(torch.cat((design, added)), mode="r").R))
+
+        def solve(v: Tensor) -> Tensor:
+            out = torch.zeros_like(v)
+            for row, (index, upper) in enumerate(parts):
+                if upper is None:
+                    out[row] = torch.nan
+                elif len(index):
+                    half = torch.linalg.solve_triangular(upper.mT, v[row, index], upper=False)
+                    out[row, index] = torch.linalg.solve_triangular(upper, half, upper=True)
+            return out
+
+        return solve
+
+    def _woodbury(self, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
+        A = self.matrix
+        least = 1e-14 * self.diagonal().amax(-1, keepdim=True).clamp_min(TINY)
+        small = (1 / torch.maximum(diagonal, least)).unsqueeze(-1)
+        inner = A @ (small * A.mT)
+        inner.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor = _cholesky(inner)
+
+        def solve(v: Tensor) -> Tensor:
+            u = small * v
+            return u - small * (A.mT @ torch.cholesky_solve(A @ u, factor))
+
+        return solve
+
+
+def model_of(objective: Objective, x: Tensor) -> Model | None:
+    """The model of f at x (..., n), None where H is too large to be written down."""
+    if (known := getattr(objective, "model", None)) is not None:
+        found: Model | None = known(x)
+        return found
+    n = x.shape[-1]
+    if n > FEW or x.numel() * n > LARGEST:
+        return None
+    columns = [objective.hvp(x, unit.expand_as(x)) for unit in torch.eye(n).to(x)]
+    return Model.at(x, objective.gradient(x), torch.stack(columns, -1))
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (B, n) -> (B, m)
+    if matrix.dim() == 2:
+        return x @ matrix.mT
+    return (matrix @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _transposed(matrix: Tensor, r: Tensor) -> Tensor:  # (..., m, n), (B, m) -> (B, n)
+    return _times(matrix.mT, r)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """The factor of a positive definite matrix; where rounding made it indefinite, of a larger one.
+
+    What is added to the diagonal is relative to its largest entry.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    shift = 1e-15
+    while bool(info.any()) and shift < 1:
+        failed = (info > 0).unsqueeze(-1)
+        shift *= 100
+        shifted = matrix + torch.diag_embed((failed * shift * size).expand(matrix.shape[:-1]))
+        again, info = torch.linalg.cholesky_ex(shifted)
+        factor = torch.where(failed.unsqueeze(-1), again, factor)
+    return torch.where((info > 0)[..., None, None], torch.eye(matrix.shape[-1]).to(matrix), factor)
