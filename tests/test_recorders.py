@@ -1,7 +1,5 @@
 """Tools that record operations are refused at once, with a word on what works."""
 
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -74,8 +72,8 @@ def test_recorders_are_refused(call, recorder):
         RECORDERS[recorder](CALLS[call])
 
 
-@pytest.mark.skipif("onnxscript" not in sys.modules, reason="the exporter needs onnxscript")
 def test_the_new_exporter_to_onnx_is_refused():
+    pytest.importorskip("onnxscript", reason="the exporter needs it")
     with pytest.raises(RuntimeError, match="without fullgraph=True"):
         torch.onnx.export(Model(CALLS["layer"]), (Q,), "/dev/null", dynamo=True)
 
