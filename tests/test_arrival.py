@@ -219,7 +219,7 @@ def test_l1_logistic_regression_on_breast_cancer_data(standard):
     support = x.abs() > 1e-9
     largest = g.abs().max()
     assert abs(float(x.abs().sum()) - t) <= 1e-9 * t
-    assert (g.abs()[support] >= largest * (1 - 1e-5)).all()
+    assert (g.abs()[support] >= largest * (1 - 1e-4)).all()
 
 
 def test_lasso_on_breast_cancer_data_as_it_is():

@@ -30,7 +30,7 @@ __all__ = ["minimise_models"]
 MODELS = 40  # of an f that is not quadratic
 HALVINGS = 40  # of a step that does not lower f enough
 ARMIJO = 1e-4  # of the decrease that the slope promises
-CLOSE = 1e-7  # gap relative to f at which another model has little to add
+CLOSE = 1e-11  # gap relative to f at which another model has little to add
 
 
 def minimise_models(at: Iterate, rows: Mask) -> bool:
@@ -111,10 +111,11 @@ def _descend(at: Iterate, rows: Mask, target: Tensor) -> Mask:
         waiting = select_mask(enough, False, waiting)
         length = select(waiting, 0.5 * length, length)
     moved = select_mask(waiting, False, downhill)
+    fell = at.value - value > level
     at.move(moved, x, value, gradient)
     after = _gap(at, at.x, at.gradient)
     apart = after > max(CLOSE, 16 * eps) * absolute(at.value)
-    return moved & (apart | (after < 0.5 * before))
+    return moved & ((apart & fell) | (after < 0.5 * before))
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -228,11 +228,11 @@ class Quadratic:
             return None
         which: Tensor | None = None
         levels = rho
-        if isinstance(rho, Tensor) and P.dim() == 2:
+        if isinstance(rho, Tensor) and rho.dim() == 2 and P.dim() == 2:
             rho = torch.exp2(2 * torch.round(0.5 * rho.log2()))
             levels, which = torch.unique(rho.squeeze(-1), return_inverse=True)
             levels = levels.reshape(-1, 1)
-        count = len(levels) if isinstance(levels, Tensor) and P.dim() == 2 else 1
+        count = len(levels) if isinstance(levels, Tensor) and which is not None else 1
         if count * P.numel() * P.element_size() > LARGEST_FACTOR:
             return None
         matrix = P.detach().clone() if which is None else P.detach().repeat(count, 1, 1)
@@ -327,7 +327,8 @@ class Factor:
             out = torch.empty_like(v)
             for level, factor in enumerate(self.lower):
                 index = (self.which == level).nonzero().squeeze(-1)
-                out[index] = _substitute(factor, v[index].mT).mT
+                if len(index):
+                    out[index] = _substitute(factor, v[index].mT).mT
             return out
         if self.lower.dim() == 3 or v.dim() == 1:
             return _substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
