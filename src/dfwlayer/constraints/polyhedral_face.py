@@ -229,16 +229,19 @@ def _weighted_norm(
     multiplier = _multipliers(rows, g, near, room, kink)
     first = multiplier[..., :1]
     missing = radius - size
+    others = _multipliers(equations, g, near, near.slack)
     if scale is None:
         tight = missing <= 8 * finfo.eps * x.shape[-1] ** 0.5 * radius
     else:
         scale = _noisier(scale, equations, multiplier[..., 1:])
-        # at a vertex, where λ is not determined, what cannot be explained by less tells
-        least = _multipliers(rows, g, near, room, kink, least=True)[..., :1]
-        tight = scale.felt(least, missing, slope, _gauge(slope, room))
+        # where λ is not determined, at a vertex or beside equations, what cannot be explained
+        # by less tells
+        own = _beside(slope, equations, room)
+        rest = _reduced(g, equations, others)
+        least = _multipliers([own], rest, near, room, kink, least=True)
+        tight = scale.felt(least, missing, own, _gauge(own, room))
     point = radius == 0
     active = (tight & (first > 0)) | point
-    others = _multipliers(equations, g, near, near.slack)
     inactive = torch.cat((torch.zeros_like(first), others), -1)
     multiplier = torch.where(active, multiplier, inactive)
     first = multiplier[..., :1].clamp_min(0)
@@ -254,6 +257,20 @@ def _weighted_norm(
         at_zero = at_zero | scale.holds(weight * first - pull, x.abs(), blur)
     at_zero = kinked & ((at_zero & ~at_bound) | point)
     return _WeightedNorm(active, multiplier, at_bound & ~(point & (weight > 0)), at_zero)
+
+
+def _beside(slope: Tensor, equations: list[Tensor], room: Tensor) -> Tensor:
+    """The part of a slope that is no combination of the equations' where coordinates have room."""
+    if not equations:
+        return slope
+    share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(room.dtype).tiny)
+    a = torch.stack(equations, -2)
+    spread = a * share.unsqueeze(-2)
+    inverse = torch.linalg.pinv(spread @ a.mT, hermitian=True)
+    along = (inverse @ (spread @ slope.unsqueeze(-1))).squeeze(-1)
+    own = slope - (along.unsqueeze(-2) @ a).squeeze(-2)
+    # less than that is what rounding leaves of a slope that is parallel to an equation
+    return torch.where(own.abs() > 1e-6 * slope.abs().amax(-1, keepdim=True), own, 0)
 
 
 def _gauge(slope: Tensor, room: Tensor) -> Tensor:
