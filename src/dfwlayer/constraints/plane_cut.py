@@ -139,8 +139,12 @@ class PlaneCut(PolyhedralSet):
         facets = self.facets(torch.as_tensor(self.normal)).detach()
         normal, level = facets.equations[-1]
         shape = common_shape(*(part.shape for part in facets.tensors()))
-        low, high = (edge.unsqueeze(-1) for edge in self._range(normal.expand(shape)))
-        rounding = 16 * torch.finfo(normal.dtype).eps * torch.maximum(low.abs(), high.abs())
+        slope = normal.expand(shape)
+        ends = self.base.vertex(slope), self.base.vertex(-slope)
+        low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
+        # the range is a sum that may be small compared to its terms
+        size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
+        rounding = 16 * torch.finfo(normal.dtype).eps * size
         missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
         return fault(
             (missed > 0).squeeze(-1),
@@ -387,10 +391,6 @@ class PlaneCut(PolyhedralSet):
 
     def _equation(self, like: Tensor) -> Equation:
         return self.facets(like).equations[-1]
-
-    def _range(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest ⟨a, x⟩ on S, (...)."""
-        return self.base.lowest(a), -self.base.lowest(-a)
 
     def _along(self, x: Tensor) -> Tensor:
         """a, as far as it is in the tangent space of the face of S on which x lies."""

@@ -450,10 +450,11 @@ class _Rounds:
         at = self.at
         rounding = 64 * torch.finfo(at.x.dtype).eps * at.x.shape[-1] ** 0.5
         size = found.steepest
-        if not face.bends or face.curvature_diagonal() is None or len(face.normals) > 1:
-            # without a preconditioner curvature is f's own, of which some face may have none but
-            # the rounding of the steepest
-            size = maximum(size, at.steepest)
+        bend = face.curvature_diagonal() if face.bends and len(face.normals) <= 1 else None
+        # without a preconditioner curvature is f's own, of which some face may have none but the
+        # rounding of the steepest
+        plain = fill(0.0, size) == 0 if bend is None else number((bend == 0).all(-1)) != 0
+        size = select(plain, maximum(size, at.steepest), size)
         at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
         if not face.bends:  # otherwise it is not f's alone
             some = rows & (found.flattest > rounding * found.steepest)
