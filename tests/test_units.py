@@ -123,3 +123,35 @@ def test_float32_is_refined_in_float64():
     exact = dfw.solve(dfw.Quadratic(P.double(), q.double()), dfw.LpBall(1, 50.0), tol=1e-12)
     assert sol.converged
     torch.testing.assert_close(sol.x.double(), exact.x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GroupBall", "Ellipsoid", "LpBall", "L1Box"])
+def test_refined_and_isolated_problems_keep_all_gradients(name):
+    """A second solve, or a bad neighbour, costs no parameter its gradient."""
+    gen = torch.Generator().manual_seed(0)
+    R = torch.randn(N, N, generator=gen, dtype=F64)
+    P, q = R.mT @ R + torch.eye(N, dtype=F64), 4 * torch.randn(3, N, generator=gen, dtype=F64)
+    count = {"GroupBall": (2,), "Ellipsoid": (N, N)}.get(name, (N,))
+    given = torch.rand(3, *count, generator=gen, dtype=F64) + 0.5
+    if name == "Ellipsoid":
+        given = given + 3 * torch.eye(N, dtype=F64)
+
+    def gradient(dtype, tol, bad):
+        own = given.to(dtype).requires_grad_()
+        linear = q.to(dtype, copy=True)
+        linear[1] = linear[1] * (math.nan if bad else 1)
+        constraint = {
+            "GroupBall": lambda: dfw.GroupBall([[0, 1], [2, 3, 4]], 0.5, own),
+            "Ellipsoid": lambda: dfw.Ellipsoid(own, None, 0.5),
+            "LpBall": lambda: dfw.LpBall(1.5, 0.5, own),
+            "L1Box": lambda: dfw.L1Box(0.5, own, -0.3, 0.3),
+        }[name]()
+        x = dfw.solve(dfw.Quadratic(P.to(dtype), linear), constraint, tol=tol).x
+        (found,) = torch.autograd.grad(x[0].sum() + x[2].sum(), own)
+        return found.double()
+
+    exact = gradient(F64, 1e-12, bad=False)
+    assert exact[0].abs().max() > 1e-3
+    for dtype, tol, bad in ((F64, 1e-12, True), (torch.float32, 0.0, False)):
+        close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+        torch.testing.assert_close(gradient(dtype, tol, bad), exact, **close)

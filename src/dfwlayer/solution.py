@@ -27,6 +27,7 @@ class Status(IntEnum):
     INFEASIBLE = 6
     INVALID = 7
     OUT_OF_RANGE = 8
+    STALLED = 9
 
     def __str__(self) -> str:
         """The name; an IntEnum would print its number."""
@@ -63,6 +64,10 @@ _MESSAGES = {
     Status.UNBOUNDED: (
         "the objective decreases for ever along a coordinate of zero weight; x is feasible: give "
         "that coordinate a weight or the objective curvature there"
+    ),
+    Status.STALLED: (
+        "neither f nor the gap falls any more although the gap is above tol and above rounding; x "
+        "is feasible and gap says how far from optimal it can be: try another x0, method or units"
     ),
     Status.INFEASIBLE: (
         "the set of this problem is empty; x is NaN and its gradient zero: bring the level within "

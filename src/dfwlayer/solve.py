@@ -176,10 +176,10 @@ def _refined(
 ) -> Outcome:
     """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
     far = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
-    floored = (outcome.status == Status.ROUNDING_FLOOR) & (outcome.num_steps < settings.max_steps)
     again = far
     if x.dtype == torch.float32 and not outcome.closed_form:
-        again = far | floored
+        short = (outcome.status == Status.ROUNDING_FLOOR) | (outcome.status == Status.STALLED)
+        again = far | (short & (outcome.num_steps < settings.max_steps))
     if not bool(again.any()):
         return outcome
     taken = int(torch.where(again & ~far, outcome.num_steps, 0).max())

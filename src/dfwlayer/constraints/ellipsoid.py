@@ -228,7 +228,8 @@ class Ellipsoid:
 
     @cached_property
     def _bound_axes(self) -> _Axes:
-        return _Axes.of(self.A)
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            return _Axes.of(self.A)
 
     def _size(self, x: Tensor) -> Tensor:
         """‖Ax‖ in double precision."""

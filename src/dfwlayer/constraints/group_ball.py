@@ -59,8 +59,9 @@ class GroupBall(Centred):
     @cached_property
     def _bound_ball(self) -> LpBall:
         radius = torch.as_tensor(self.radius)
-        ball = LpBall(1, radius, self.weight)
-        return ball.bind((self._groups.count,), radius.dtype, radius.device)
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            ball = LpBall(1, radius, self.weight)
+            return ball.bind((self._groups.count,), radius.dtype, radius.device)
 
     def _like(self, ball: LpBall, bound: bool) -> GroupBall:
         return replace(self, radius=ball.radius, weight=ball.weight, _bound=bound)

@@ -82,7 +82,8 @@ class SchattenBall(Centred):
     @cached_property
     def _bound_ball(self) -> LpBall:
         radius, shape = self._radius, self.shape or (1, 1)
-        return LpBall(self.p, radius).bind((min(shape),), radius.dtype, radius.device)
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            return LpBall(self.p, radius).bind((min(shape),), radius.dtype, radius.device)
 
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of the radius (B,)."""
@@ -239,6 +240,10 @@ class SchattenBall(Centred):
         size = torch.as_tensor(outer.size, dtype=x.dtype, device=x.device)
         size = torch.where(size > 0, size, 1).expand_as(multiplier)
         alive = outer.free & (at.values > 0) & (multiplier > 0)
+        if 1 < self.p < 2:
+            # the ball's curvature across these is beyond what the dtype can hold beside the others
+            least = torch.finfo(x.dtype).eps ** 0.5
+            alive = alive & ((at.values / size) ** (2 - self.p) > least)
         mask = alive.unsqueeze(-2)
         at = Factors(at.left * mask, torch.where(alive, at.values, 1), at.right * mask)
         outside = self._outside(at, slope, alive, size, multiplier) if self.p < 2 else None

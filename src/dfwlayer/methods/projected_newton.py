@@ -35,6 +35,7 @@ from dfwlayer.methods.damped_newton import damped_newton
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
+from dfwlayer.scale import ROUNDING
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
@@ -398,8 +399,8 @@ class _Rounds:
             floor = self.best_gap <= FLOOR * noise
             ended = ended | (rows & ((over & floor) | lost))
             # nothing here can bring the gap to where rounding alone would leave it
-            given_up = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
-            at.left = select(given_up, 0.0, at.left)
+            stuck = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
+            self.status = select(stuck, float(Status.STALLED), self.status)
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 
@@ -490,9 +491,16 @@ class _Rounds:
         return 4 * torch.finfo(x.dtype).eps * absolute(inner(gradient, x))
 
     def _noise(self) -> Scalar:
-        """Rounding of the gap: ∇f(x) is off by about eps · (L‖x‖ + ‖g‖), times the way to go."""
-        at = self.at
+        """Rounding of the gap: that of ∇f(x) times the way to go.
+
+        Of an f that is not quadratic it would take products to know; ∇f(x) is then taken to be off
+        by eps · (L‖x‖ + ‖g‖).
+        """
+        at, objective = self.at, self.problem.objective
         d = at.x - self.problem.constraint.vertex(at.gradient)
+        if objective.quadratic:
+            blur = objective.scale(at.x, at.gradient).blur(d) / ROUNDING
+            return number(blur.squeeze(-1))
         return torch.finfo(at.x.dtype).eps * self._scale() * root(inner(d, d))
 
     def _scale(self) -> Scalar:
