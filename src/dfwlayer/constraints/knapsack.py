@@ -73,7 +73,10 @@ class Knapsack(NamedTuple):
 
     def _solved(self) -> tuple[Tensor, Tensor]:
         """x and the coordinates that are within their bounds."""
-        sack, empty = self, self._empty()
+        sack, (x, decided) = self, self._extremes()
+        if not recording(self.z) and bool(decided.all()):
+            return x, torch.zeros_like(x, dtype=torch.bool)
+        extreme = x
         for _ in range(RECORDED if recording(self.z) else PASSES):
             sack = sack._moved(sack._multiplier())
             excess, inside = sack._excess()
@@ -81,19 +84,26 @@ class Knapsack(NamedTuple):
             excess, inside = point._excess()
             x = point._x()
             size = (point.slope * x).abs().sum(-1, keepdim=True) + point.total.abs()
-            if not any_row((excess.abs() > ROUNDING * EPS * size) & ~empty):
+            if not any_row((excess.abs() > ROUNDING * EPS * size) & ~decided):
                 break
-        return x, inside
+        return torch.where(decided, extreme, x), inside & ~decided
 
-    def _empty(self) -> Tensor:
-        """The problems whose bounds do not let ⟨a, x⟩ reach b."""
-        low, high = self.slope * self.lower, self.slope * self.upper
-        none = self.slope == 0  # whose bounds may be infinite
-        most = torch.where(none, 0, torch.maximum(low, high)).expand_as(self.z)
-        least = torch.where(none, 0, torch.minimum(low, high)).expand_as(self.z)
-        return (most.sum(-1, keepdim=True) < self.total) | (
-            least.sum(-1, keepdim=True) > self.total
-        )
+    def _extremes(self) -> tuple[Tensor, Tensor]:
+        """The points where bounds let ⟨a, x⟩ only just reach b, or not, and where that is so.
+
+        There all bounds are met that bring it closest, and there is no θ to look for.
+        """
+        none = (self.slope == 0) | torch.zeros_like(self.z, dtype=torch.bool)
+        up = self.slope > 0
+        top = torch.where(up, self.upper, self.lower).expand_as(self.z)
+        bottom = torch.where(up, self.lower, self.upper).expand_as(self.z)
+        most, least = (torch.where(none, 0, self.slope * end) for end in (top, bottom))
+        rounding = EPS * (most.abs().sum(-1, keepdim=True) + least.abs().sum(-1, keepdim=True))
+        full = most.sum(-1, keepdim=True) <= self.total + rounding
+        blank = least.sum(-1, keepdim=True) >= self.total - rounding
+        still = clipped(self.z, self.lower, self.upper)  # what has no slope stays where it is
+        ends = torch.where(full, top, bottom)
+        return torch.where(none, still, ends), full | blank
 
     def _movement(self, x: Tensor, inside: Tensor) -> Tensor:
         """Zero, with the derivatives of x: on its piece x is a smooth function of the parts.
@@ -178,7 +188,9 @@ class Knapsack(NamedTuple):
         z, a, lower, upper = (part.numpy() for part in self[:4])
         total = float(self.total)
         plain = len(a) == 1 and a[0] == 1
-        empty = bool(self._empty())
+        extreme, decided = self._extremes()
+        if bool(decided):
+            return extreme, torch.zeros_like(extreme, dtype=torch.bool)
 
         def at(z: Doubles) -> tuple[Doubles, float]:
             x = np.minimum(np.maximum(z, lower), upper)
@@ -196,7 +208,7 @@ class Knapsack(NamedTuple):
                     x, excess = at(z)
                     inside = x == z
                 size = float(np.abs(x if plain else a * x).sum()) + abs(total)
-                if abs(excess) <= ROUNDING * EPS * size or empty:
+                if abs(excess) <= ROUNDING * EPS * size:
                     break
         return torch.from_numpy(x), torch.from_numpy(inside)
 
@@ -316,6 +328,8 @@ def falling_root(
         # nor does it get on by less than the rounding of θ, where the value is not that of a jump
         still = (newton - theta).abs() <= eps * theta.abs()
         ended = ended | (still & (value.abs() <= rounding / eps**0.5))
+        # the other end is nowhere to be found
+        ended = ended | (theta.abs() > 2.0**200 * (unit + guess.abs()))
         middle = 0.5 * low + 0.5 * high
         bracketed = torch.isfinite(middle)
         if between is not None and step > 11:  # most rows are done by then

@@ -264,7 +264,9 @@ class PlaneCut(PolyhedralSet):
             off = torch.ones_like(guess, dtype=torch.bool)
             for _ in range(PASSES):
                 mu = self._multiplier(at, a, b, guess)
-                at = reduced(at, mu, a.expand_as(at))
+                moved = reduced(at, mu, a.expand_as(at))
+                # where ⟨a, x⟩ takes one value on S, there is no μ to be found, and none is needed
+                at = torch.where(torch.isfinite(moved).all(-1, keepdim=True), moved, at)
                 x = torch.where(off, self.base.project(at), x)
                 excess = (a * x).sum(-1, keepdim=True) - b
                 size = (a * x).abs().sum(-1, keepdim=True) + b.abs()
