@@ -46,6 +46,7 @@ class CustomSet:
     batched: bool = False
     samples: int = 16
     shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -73,8 +74,11 @@ class CustomSet:
         return {}
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> CustomSet:
-        """Remember the shape of the variable."""
-        return self._with_shape(shape)
+        """Remember the shape and the dtype of the variable, which ``vertex`` is made for."""
+        copy = CustomSet(self.vertex_of, batched=self.batched, samples=self.samples)
+        object.__setattr__(copy, "shape", shape)
+        object.__setattr__(copy, "dtype", dtype)
+        return copy
 
     def float32(self) -> CustomSet:
         """Itself."""
@@ -98,14 +102,14 @@ class CustomSet:
     def vertex(self, g: Tensor) -> Tensor:
         """What the function returns for the cost g, flattened."""
         shape = self.shape or (g.shape[-1],)
-        costs = g.detach().reshape(math.prod(g.shape[:-1]), *shape)
+        costs = g.detach().to(self.dtype or g.dtype).reshape(math.prod(g.shape[:-1]), *shape)
         if len(costs) == 0:
             return torch.zeros_like(g)
         if self.batched:
             points = self._checked(self.vertex_of(costs), costs)
         else:
             points = torch.stack([self._checked(self.vertex_of(cost), cost) for cost in costs])
-        return points.reshape(g.shape)
+        return points.reshape(g.shape).to(g.dtype)
 
     def lowest(self, g: Tensor) -> Tensor:
         """⟨g, vertex⟩."""
@@ -219,11 +223,6 @@ class CustomSet:
         if not bool(torch.isfinite(found).all()):
             raise ValueError("vertex: returned NaN or infinity; expected a point of a bounded set")
         return found
-
-    def _with_shape(self, shape: tuple[int, ...]) -> CustomSet:
-        copy = CustomSet(self.vertex_of, batched=self.batched, samples=self.samples)
-        object.__setattr__(copy, "shape", shape)
-        return copy
 
 
 def _onto(basis: Tensor, v: Tensor) -> Tensor:  # (..., n, r), (..., n) -> (..., n)
