@@ -85,7 +85,7 @@ CASES = {
     ),
     "radius beyond shared caps": (
         {"t": spread(1)},
-        lambda p: dfw.CappedSimplex(p["t"], torch.full((N,), 0.5, dtype=p["t"].dtype)),
+        lambda p: dfw.CappedSimplex(p["t"], p["t"].new_full((N,), 0.5)),
         "t",
         2.5,
         "INFEASIBLE",

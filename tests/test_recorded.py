@@ -103,8 +103,9 @@ def test_values_that_need_a_closer_look():
     torch.testing.assert_close(sol.x[others], sound.x[others], rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="symmetric"):
         layer.solve(P + torch.triu(torch.ones_like(P)), q, weight, radius)
+    assert layer.solve(P, q, weight, -radius).status.tolist() == [dfw.Status.INVALID] * 5
     with pytest.raises(ValueError, match="radius"):
-        layer.solve(P, q, weight, -radius)
+        layer.solve(P, q, weight, -radius[0])
     free = weight.clone()
     free[:, 0] = 0
     got = layer.solve(P, q, free, radius).x.cpu()

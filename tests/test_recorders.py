@@ -129,12 +129,12 @@ def test_harmless_modes_are_no_recorders():
 @pytest.mark.cuda
 @pytest.mark.parametrize("call", ["projection layer", "layer", "solve", "solve smooth"])
 def test_a_capture_is_refused(call):
-    q = Q.cuda()
-    CALLS[call](q) if call != "layer" else SOLVE(P.cuda(), q)
+    q, matrix = Q.cuda(), P.cuda()
+    CALLS[call](q) if call != "layer" else SOLVE(matrix, q)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with (
         pytest.raises(RuntimeError, match=r"CUDA graph capture[\s\S]*eager"),
         torch.cuda.graph(graph),
     ):
-        CALLS[call](q) if call != "layer" else SOLVE(P.cuda(), q)
+        CALLS[call](q) if call != "layer" else SOLVE(matrix, q)

@@ -10,7 +10,7 @@ there, and certified as it is then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -114,20 +114,16 @@ def _spread(found: Outcome, index: Tensor, count: int) -> Outcome:
 
 
 def _merged(old: Outcome, new: Outcome, again: Tensor, far: Tensor) -> Outcome:
-    """The new outcome where the mask holds and nothing worse was found, the old one elsewhere."""
-    # the data of a float32 problem are rounded; what double precision sees below that is no sign
-    # of an objective that is not convex
-    kept = (new.status == Status.NOT_CONVEX) & (old.status != Status.NOT_CONVEX)
-    rows = again & (far | ~kept)
+    """The new outcome where the mask holds, the old one elsewhere; both count as steps."""
     before = torch.where(far, 0, old.num_steps)
     assert old.value is not None and new.value is not None  # noqa: PT018
     assert old.gap is not None and new.gap is not None  # noqa: PT018
     return Outcome(
-        torch.where(rows.unsqueeze(-1), new.x, old.x),
-        torch.where(rows, before + new.num_steps, old.num_steps),
-        torch.where(rows, new.status, old.status),
-        torch.where(rows, new.value, old.value),
-        gap=torch.where(rows, new.gap, old.gap),
+        torch.where(again.unsqueeze(-1), new.x, old.x),
+        torch.where(again, before + new.num_steps, old.num_steps),
+        torch.where(again, new.status, old.status),
+        torch.where(again, new.value, old.value),
+        gap=torch.where(again, new.gap, old.gap),
     )
 
 
@@ -150,7 +146,8 @@ def _solved(
         scaled = constraint_there
     rescaled = objective_there.rescaled(unit, factor)
     column = unit.unsqueeze(-1)
-    found = solver(rescaled, scaled, scaled.retract(start.double() / column), settings)
+    how = replace(settings, resolution=torch.finfo(start.dtype).eps)
+    found = solver(rescaled, scaled, scaled.retract(start.double() / column), how)
     # as it will be returned, it is certified
     moved = (found.x * column).to(start.dtype)
     x = constraint.retract(moved)
@@ -164,6 +161,12 @@ def _solved(
         seen, at = Translated(seen, centre.detach()), at - centre.detach()
     problem = Problem(seen, scaled, scaled.unbounded())
     gap, status = certify(problem, at, value, gradient, status, settings.tol)
+    with torch.no_grad():  # what rounding of x to its dtype makes of the gap
+        way = at - scaled.vertex(gradient)
+        blur = seen.scale(at, gradient).blur(way).squeeze(-1)
+        blur = blur * torch.finfo(start.dtype).eps / torch.finfo(torch.float64).eps
+    unfinished = (status == Status.MAX_STEPS) | (status == Status.STALLED)
+    status = torch.where(unfinished & (gap <= blur), int(Status.ROUNDING_FLOOR), status)
     size = unit**2 / factor
     value, gap = value * size, _rounded_up(gap * size, start.dtype)
     value = value.to(start.dtype)

@@ -110,7 +110,7 @@ def solve_recorded(
     flags, x, value, gap, steps, status, *rest = found
     bounded = constraint.assume_bounded()
     problem = Problem(objective, bounded, None)
-    outcome = Outcome(x, steps, status, value, gap=gap)
+    outcome = Outcome(x, steps, status, value, gap=gap, refinable=True)
 
     def resume() -> Recorded:
         return _continued(method, problem, x, steps, settings, attempts)

@@ -177,7 +177,7 @@ def _refined(
     """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
     far = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
     again = far
-    if x.dtype == torch.float32 and not outcome.closed_form:
+    if x.dtype == torch.float32 and outcome.refinable:
         short = (outcome.status == Status.ROUNDING_FLOOR) | (outcome.status == Status.STALLED)
         again = far | (short & (outcome.num_steps < settings.max_steps))
     if not bool(again.any()):

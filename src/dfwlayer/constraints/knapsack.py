@@ -15,7 +15,7 @@ from dfwlayer.linalg import any_row, recording
 Doubles = npt.NDArray[np.float64]
 _Numbers = TypeVar("_Numbers", Tensor, Doubles)
 
-__all__ = ["Knapsack", "clipped", "falling_root", "power_of_two", "reduced", "spend"]
+__all__ = ["Knapsack", "clipped", "falling_root", "power_of_two", "reduced", "rest_of", "spend"]
 
 FEW = 16  # coordinates, for which all pieces are looked at at once
 MOST = 100  # steps; about 5 are needed, a median of what is left guards the rest
@@ -329,7 +329,7 @@ def falling_root(
         still = (newton - theta).abs() <= eps * theta.abs()
         ended = ended | (still & (value.abs() <= rounding / eps**0.5))
         # the other end is nowhere to be found
-        ended = ended | (theta.abs() > 2.0**200 * (unit + guess.abs()))
+        ended = ended | (theta.abs() > 2.0**200 * (unit + guess.abs())) | torch.isnan(value)
         middle = 0.5 * low + 0.5 * high
         bracketed = torch.isfinite(middle)
         if between is not None and step > 11:  # most rows are done by then
@@ -353,6 +353,19 @@ def clipped(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, lower), upper)
 
 
+def rest_of(total: Tensor, x: Tensor) -> Tensor:  # (..., 1), (..., n) -> (..., 1)
+    """total − Σ x in double precision, without the rounding of the sum."""
+    coarse, fine = _digits(x.double())
+    return (total.double() - coarse.sum(-1, keepdim=True)) - fine.sum(-1, keepdim=True)
+
+
+def _digits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts of x (..., n), the first multiples of a number such that sums have no rounding."""
+    unit = x.abs().amax(-1, keepdim=True) * (4 * x.shape[-1])
+    coarse = (x + unit) - unit
+    return coarse, x - coarse
+
+
 def spend(budget: Tensor, price: Tensor, order: Tensor) -> Tensor:
     """How much is spent on each of n things, bought as a whole one after the other, while it lasts.
 
@@ -367,10 +380,7 @@ def spend(budget: Tensor, price: Tensor, order: Tensor) -> Tensor:
     """
     price = price.gather(-1, order)
     cost, purse = price.detach().double(), budget.detach().double()
-    # sums of multiples of a number that is small, but not too small, have no rounding
-    unit = cost.amax(-1, keepdim=True) * (4 * cost.shape[-1])
-    coarse = (cost + unit) - unit
-    fine = cost - coarse
+    coarse, fine = _digits(cost)
     left = purse - (coarse.cumsum(-1) - coarse) - (fine.cumsum(-1) - fine)  # before a thing's turn
     rounding = 2 * torch.finfo(price.dtype).eps * purse
     whole = (left >= cost) | ((left >= cost - rounding) & (left > rounding))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.box import Box
-from dfwlayer.constraints.knapsack import Knapsack, clipped, spend
+from dfwlayer.constraints.knapsack import Knapsack, clipped, rest_of, spend
 from dfwlayer.constraints.parameters import (
     Kind,
     Kinds,
@@ -264,23 +264,32 @@ def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
     # a cap beyond the radius is none
     cap, roomy = torch.minimum(upper, radius), torch.where(upper > radius, 2 * radius, upper)
     inner = clipped(at.double(), lower, cap)
-    missing = radius - inner.sum(-1, keepdim=True)
+    missing = rest_of(radius, inner)
     exact = (missing.abs() <= eps * radius) & (inner == at).all(-1, keepdim=True)
     if x.device.type == "cpu" and bool(exact.all()):
         return x
     far = missing.abs() > eps**0.5 * radius
     if any_row(far):
         inner = torch.where(far, clipped(constraint.project(at).double(), lower, cap), inner)
-        missing = radius - inner.sum(-1, keepdim=True)
+        missing = rest_of(radius, inner)
     share = inner * ((roomy - inner) / torch.where(radius > 0, radius, 1))
     inner = clipped(_given(inner, missing, share), lower, cap)
-    missing = radius - inner.sum(-1, keepdim=True)
+    missing = rest_of(radius, inner)
     if any_row((missing.abs() > 0.25 * eps * radius) & ~exact):
         inner = clipped(
             _given(inner, missing, torch.where(missing > 0, cap - inner, inner)), lower, cap
         )
-    inner = torch.where(exact, at, inner.to(x.dtype))
+    inner = _settled(inner.to(x.dtype), cap.to(x.dtype), radius)
+    inner = torch.where(exact, at, inner)
     return x + (inner - at) if x.requires_grad else inner
+
+
+def _settled(x: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
+    """x, and what the rounding of n entries leaves of the sum on the entry with the most room."""
+    room, index = torch.minimum(x, cap - x).max(-1, keepdim=True)
+    missing = rest_of(radius, x)
+    fits = missing.abs() <= room
+    return x.scatter_add(-1, index, torch.where(fits, missing, 0).to(x.dtype))
 
 
 def _given(x: Tensor, amount: Tensor, share: Tensor) -> Tensor:

@@ -56,6 +56,9 @@ class Settings:
     step_size: StepSize | None
     temperature: Temperature
     warm: bool  # a start was given
+    # rounding of the data, relative, where they come from a dtype that is less precise than the
+    # one they are in; curvature below that says nothing of convexity
+    resolution: float = 0.0
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
         """τ of the step, as far as the dtype can hold it."""
@@ -72,7 +75,7 @@ class Outcome(NamedTuple):
     gradient: Tensor | None = None  # (..., n)
     gap: Tensor | None = None  # (...), the certificate; the status then agrees with it
     face: Face | None = None  # that x lies on; x is then feasible to rounding
-    closed_form: bool = False  # x is a formula's, which more digits on the way would not change
+    refinable: bool = False  # the same method could do better with more digits on the way
 
 
 class Method(Protocol):

@@ -43,6 +43,11 @@ class FrankWolfe:
         object.__setattr__(self, "pairwise", as_flag("pairwise", self.pairwise))
 
     @property
+    def invariant(self) -> bool:
+        """It does the same in any units."""
+        return True
+
+    @property
     def modes(self) -> tuple[str, ...]:
         return ("implicit", "unroll")
 

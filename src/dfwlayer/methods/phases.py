@@ -31,6 +31,7 @@ from dfwlayer.linalg import (
 )
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.quadratic import Factor
+from dfwlayer.scale import ROUNDING
 
 __all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
 
@@ -47,10 +48,18 @@ class Iterate:
     flattest: Scalar  # least curvature met
     bent_down: Mask  # negative curvature was met
     left: Scalar  # steps that may still be taken
+    resolution: float  # rounding of the data
+
+    @property
+    def blur(self) -> float:
+        """Rounding of a curvature, relative to the steepest one."""
+        count: int = self.x.shape[-1]
+        return 64 * max(self.resolution, torch.finfo(self.x.dtype).eps) * math.sqrt(count)
 
     def observe(self, curvature: Scalar, square: Scalar, rounding: Scalar) -> None:
         """Take note of ⟨d, ∇²f d⟩ along a step with ‖d‖² = square."""
-        self.bent_down = self.bent_down | (curvature < -rounding)
+        least = rounding + self.blur * self.steepest * square
+        self.bent_down = self.bent_down | (curvature < -least)
         met = ratio(curvature, square, 0.0)
         sure = curvature > rounding
         self.steepest = select(sure, maximum(self.steepest, met), self.steepest)
@@ -64,10 +73,9 @@ class Iterate:
     def rounding(self) -> Scalar:
         """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""
         # at a minimum inside the set the gradient is small, but not the terms it is the sum of
-        size = self.steepest * root(inner(self.x, self.x))
-        size = size + root(inner(self.gradient, self.gradient))
-        count: int = self.x.shape[-1]
-        return 16 * torch.finfo(self.x.dtype).eps * math.sqrt(count) * size
+        scale = self.problem.objective.scale(self.x, self.gradient)
+        noise = scale.noise.expand_as(self.x)
+        return 16 / ROUNDING * math.sqrt(self.x.shape[-1]) * root(inner(noise, noise))
 
     def spend(self, steps: int, rows: Mask) -> Mask | None:
         """Count steps; mask of the problems that may not take them all, None if all may."""

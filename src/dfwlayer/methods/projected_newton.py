@@ -47,6 +47,7 @@ FLOOR = 100  # times the rounding of the gap, above which a gap is not what roun
 STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
+HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
 
@@ -124,7 +125,7 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
         return None
     one = torch.ones(x.shape[:-1], dtype=torch.long, device=x.device)
     # what the certificate does not confirm is rounding
-    return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face, closed_form=True)
+    return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face)
 
 
 def _infinite(value: Scalar, gradient: Tensor) -> Mask:
@@ -172,7 +173,8 @@ class _Rounds:
         zero = fill(0.0, value)
         none = zero > 0
         left = zero + float(settings.max_steps)
-        self.at = Iterate(problem, x, value, gradient, zero, zero + torch.inf, none, left)
+        endless, resolution = zero + torch.inf, settings.resolution
+        self.at = Iterate(problem, x, value, gradient, zero, endless, none, left, resolution)
         self.origin = x, gradient
         self.best = x
         self.best_gap: Scalar = zero + torch.inf
@@ -213,6 +215,8 @@ class _Rounds:
             if any_row(searching):
                 self.advance(searching)
             self.polish(self._settled(going))
+            if not recording(self.at.x) and any_row(late := going & self.tried & (self.close == 0)):
+                self._follow(late)
             self.judge(going)
             self.rounds += 1
             # in a graph a batch has a second round, which a few of many problems will need; what is
@@ -222,7 +226,8 @@ class _Rounds:
         self._look_back()
         status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
         steps = self.settings.max_steps - maximum(self.at.left, 0.0)
-        out = Outcome(self.best, as_rows(steps, torch.long), as_rows(status, torch.long))
+        counts = as_rows(steps, torch.long), as_rows(status, torch.long)
+        out = Outcome(self.best, *counts, refinable=True)
         if few is None:
             return out
         index, rest = few[0], few[1]._go_on()
@@ -230,6 +235,7 @@ class _Rounds:
             out.x.index_copy(0, index, rest.x),
             out.num_steps.index_copy(0, index, rest.num_steps),
             out.status.index_copy(0, index, rest.status),
+            refinable=True,
         )
 
     def _few(self, going: Mask) -> tuple[Tensor, _Rounds] | None:
@@ -254,7 +260,7 @@ class _Rounds:
         d = at.x - x
         square = inner(d, d)
         sizes = inner(gradient, gradient) + inner(at.gradient, at.gradient)
-        rounding = 32 * torch.finfo(d.dtype).eps * d.shape[-1] ** 0.5 * root(sizes * square)
+        rounding = 0.5 * at.blur * root(sizes * square) + at.blur * at.steepest * square
         at.bent_down = at.bent_down | (inner(d, at.gradient - gradient) < -rounding)
 
     def advance(self, rows: Mask) -> None:
@@ -449,7 +455,7 @@ class _Rounds:
     def _observe(self, found: Krylov, rows: Mask, face: Face) -> None:
         """Take note of the curvature conjugate gradients met."""
         at = self.at
-        rounding = 64 * torch.finfo(at.x.dtype).eps * at.x.shape[-1] ** 0.5
+        rounding = at.blur
         size = found.steepest
         bend = face.curvature_diagonal() if face.bends and len(face.normals) <= 1 else None
         # without a preconditioner curvature is f's own, of which some face may have none but the
@@ -462,20 +468,31 @@ class _Rounds:
             at.steepest = select(some, maximum(at.steepest, found.steepest), at.steepest)
             at.flattest = select(some, minimum(at.flattest, found.flattest), at.flattest)
 
-    def _follow(self, flat: Mask) -> None:
-        """A Frank-Wolfe step with exact line search, where f has no curvature on the face."""
+    def _follow(self, rows: Mask) -> None:
+        """A Frank-Wolfe step, the length from the curvature here, and less where f does not fall.
+
+        All there is to do where f has no curvature on the face, and on a set that bends itself
+        enough to arrive where f stays steep.
+        """
         at, objective = self.at, self.problem.objective
-        flat = flat & (at.left >= 2)
+        rows = rows & (at.left >= 2)
         d = self.problem.constraint.vertex(at.gradient) - at.x
         if self.problem.unbounded is not None:
             d = torch.where(self.problem.unbounded, 0, d)
         slope = -inner(at.gradient, d)
         curvature = inner(d, objective.hvp(at.x, d))
         gamma = minimum(maximum(ratio(slope, curvature, 1.0), 0.0), 1.0)
-        x = axpy(at.x, gamma, d)
-        tensor, gradient = objective.value_and_gradient(x)
-        at.left = select(flat, at.left - 2, at.left)
-        at.move(flat & (number(tensor) < at.value), x, number(tensor), gradient)
+        at.left = select(rows, at.left - 1, at.left)
+        for _ in range(1 if objective.quadratic else HALVINGS):
+            if not any_row(rows):
+                break
+            x = axpy(at.x, gamma, d)
+            tensor, gradient = objective.value_and_gradient(x)
+            at.left = select(rows, at.left - 1, at.left)
+            fell = rows & (number(tensor) < at.value)
+            at.move(fell, x, number(tensor), gradient)
+            rows = select_mask(fell, False, rows) & (at.left >= 1)
+            gamma = 0.25 * gamma
 
     def _gap(self, x: Tensor, gradient: Tensor) -> Scalar:
         """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
@@ -491,17 +508,11 @@ class _Rounds:
         return 4 * torch.finfo(x.dtype).eps * absolute(inner(gradient, x))
 
     def _noise(self) -> Scalar:
-        """Rounding of the gap: that of ∇f(x) times the way to go.
-
-        Of an f that is not quadratic it would take products to know; ∇f(x) is then taken to be off
-        by eps · (L‖x‖ + ‖g‖).
-        """
-        at, objective = self.at, self.problem.objective
+        """Rounding of the gap: that of ∇f(x) times the way to go."""
+        at = self.at
         d = at.x - self.problem.constraint.vertex(at.gradient)
-        if objective.quadratic:
-            blur = objective.scale(at.x, at.gradient).blur(d) / ROUNDING
-            return number(blur.squeeze(-1))
-        return torch.finfo(at.x.dtype).eps * self._scale() * root(inner(d, d))
+        scale = self.problem.objective.scale(at.x, at.gradient)
+        return number(scale.blur(d).squeeze(-1) / ROUNDING)
 
     def _scale(self) -> Scalar:
         """L‖x‖ + ‖g‖, what the rounding of ∇f(x) is relative to."""
