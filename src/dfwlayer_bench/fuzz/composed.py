@@ -113,9 +113,10 @@ class CutRow(SetRow):
         """Vertices on both sides of the plane, and the bound from below; see `lowest`."""
         a, b = self.of(p, "normal"), self.of(p, "level")
         slope = np.where(a == 0, np.inf, np.abs(a)).min(-1, keepdims=True)
-        reach = 4 * np.abs(g).max(-1, keepdims=True) / slope + 1e-300
+        # μ is a difference of entries of g over one of entries of a, which may be close
+        reach = 1e9 * np.abs(g).max(-1, keepdims=True) / slope + 1e-300
         low, high = -reach * np.ones_like(g[:, :1]), reach * np.ones_like(g[:, :1])
-        for _ in range(90):
+        for _ in range(120):
             mu = 0.5 * (low + high)
             s = self.base.vertex(g + mu * a, p)
             above = ((a * s).sum(-1) > b)[:, None]
