@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from dfwlayer import DFWLayer
 from dfwlayer_bench.fuzz.data import Draw
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.problems import SETS, Problem
@@ -17,22 +19,37 @@ from dfwlayer_bench.fuzz.problems import SETS, Problem
 __all__ = ["CHUNK", "flat", "memory", "soak"]
 
 CHUNK = 500  # calls between two looks at the memory
+SHARE = 10  # of the calls, one solves a problem over one of the sets
 ALLOWED = 8e6  # bytes: pages that an allocator keeps for itself
 
 
 def soak(seed: int) -> tuple[int, int, float]:
     """One chunk of calls, forwards and backwards; (calls, the process, its memory in bytes).
 
-    The problems are the same in every chunk, so that nothing but a leak can grow.
+    The problems are the same in every chunk, so that nothing but a leak can grow. One call in ten
+    solves a problem over a set, of all sets in turn, the others are steps of a training loop with
+    a projection layer.
     """
-    problems = _problems(seed)
+    problems, (layer, actions, limits) = _problems(seed), _training(seed)
     for k in range(CHUNK):
-        problem = problems[k % len(problems)]
+        if k % SHARE:
+            layer(None, actions, None, limits).square().sum().backward()
+            actions.grad = limits.grad = None
+            continue
+        problem = problems[k // SHARE % len(problems)]
         tensors = problem.tensors(learned=True)
         x = problem.solve(tensors).x
-        if k % 2 and x.requires_grad:
+        if x.requires_grad:
             x.sum().backward()
     return CHUNK, os.getpid(), memory()
+
+
+def _training(seed: int) -> tuple[DFWLayer, torch.Tensor, torch.Tensor]:
+    """A layer, the actions it limits, and the limits."""
+    generator = torch.Generator().manual_seed(seed)
+    actions = torch.randn(4, 6, generator=generator).requires_grad_()
+    limits = torch.rand(4, generator=generator).requires_grad_()
+    return DFWLayer(p=1), actions, limits
 
 
 _KEPT: dict[int, list[Problem]] = {}
