@@ -176,12 +176,33 @@ def _solved(
     return Outcome(x, found.num_steps, status, value, gap=gap)
 
 
+def widened(t: Tensor) -> Tensor:
+    """In float64; a gradient that the dtype of t cannot hold is none, as everywhere here."""
+    if not (t.requires_grad and t.dtype != torch.float64):
+        return t.double()
+    out: Tensor = _Widened.apply(t)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        ctx.dtype = t.dtype
+        return t.double()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        narrow = grad.to(ctx.dtype)
+        lost = torch.isfinite(grad) & ~torch.isfinite(narrow)
+        return torch.where(lost, 0, narrow)
+
+
 def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective, Constraint] | None:
     """Both with float64 data; None for an objective that cannot be put into units."""
     if not hasattr(objective, "rescaled") or not is_dataclass(constraint):
         return None
     tensors = tensors_in((objective, constraint), sparse=False)
-    wide = (t.double() if t.is_floating_point() else t for t in tensors)
+    wide = (widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
     for name in objective.__dataclass_fields__:
         value = getattr(objective, name)

@@ -166,7 +166,7 @@ class CustomSet:
         on which the constraints let go.
         """
         hull, x = found.hull, found.hull.mean()
-        eps = torch.finfo(found.x.dtype).eps
+        eps = torch.finfo(self.dtype or found.x.dtype).eps  # of what ``vertex`` is asked in
         points, used = hull.points.double(), hull.in_use(eps)
         g, terms = found.gradient.double(), found.terms
         basis = span(points, used, eps)

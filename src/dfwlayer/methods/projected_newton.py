@@ -260,7 +260,8 @@ class _Rounds:
         d = at.x - x
         square = inner(d, d)
         sizes = inner(gradient, gradient) + inner(at.gradient, at.gradient)
-        rounding = 0.5 * at.blur * root(sizes * square) + at.blur * at.steepest * square
+        rounding = 0.5 * at.blur * root(sizes) + 4 * at.rounding()
+        rounding = rounding * root(square) + at.blur * at.steepest * square
         at.bent_down = at.bent_down | (inner(d, at.gradient - gradient) < -rounding)
 
     def advance(self, rows: Mask) -> None:
@@ -462,7 +463,9 @@ class _Rounds:
         # rounding of the steepest
         plain = fill(0.0, size) == 0 if bend is None else number((bend == 0).all(-1)) != 0
         size = select(plain, maximum(size, at.steepest), size)
-        at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
+        if not face.bends or face.free is not None:
+            # the curvature of matrices of one rank is not positive before the solution is reached
+            at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
         if not face.bends:  # otherwise it is not f's alone
             some = rows & (found.flattest > rounding * found.steepest)
             at.steepest = select(some, maximum(at.steepest, found.steepest), at.steepest)
