@@ -233,6 +233,15 @@ class EllipsoidRow(SetRow):
     def code(self) -> str:
         return f"dfw.Ellipsoid({self.prefix}axes, {self.prefix}centre, {self.prefix}radius)"
 
+    def blur(self, x: Array, p: Wide) -> Array:
+        # rounding of x along a short axis is made up for by scaling all of x − c
+        A, c = self.of(p, "axes"), self.of(p, "centre")
+        moved = np.linalg.norm((np.abs(A) @ np.abs(x)[..., None])[..., 0].astype(float), axis=-1)
+        size = np.linalg.norm((A @ (x - c)[..., None])[..., 0].astype(float), axis=-1)
+        share = (moved / np.where(size > 0, size, 1))[:, None]
+        blur: Array = np.abs(c) + share * np.abs(x - c)
+        return blur
+
     def excess(self, x: Array, p: Wide) -> list[Excess]:
         A, c, t = self.of(p, "axes"), self.of(p, "centre"), self.of(p, "radius")
         image = norm((A * (x - c)[:, None, :]).sum(-1), 2)

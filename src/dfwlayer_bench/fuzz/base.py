@@ -74,6 +74,10 @@ class SetRow:
         """The s with the least ⟨g, s⟩, (B, n); zero along coordinates without bounds."""
         raise NotImplementedError
 
+    def blur(self, x: Array, p: Wide) -> Array:
+        """What beside x itself the rounding of a point of the set is relative to, (B, n)."""
+        return np.zeros_like(x)
+
     def lowest(self, g: Array, p: Wide) -> Array:
         """A bound from below on ⟨g, s⟩ over the set, (B,)."""
         lowest: Array = (g * self.vertex(g, p)).sum(-1)

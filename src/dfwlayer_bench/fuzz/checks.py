@@ -188,7 +188,7 @@ class Judge:
     def _arrives(self) -> bool:
         """Whether the method is promised to get there within the default number of steps."""
         q = self.problem
-        exact = ("auto", "projected-newton", *(("active-set",) if q.set.flat else ()))
+        exact = ("auto", "projected-newton")
         return q.method in exact
 
     def _own_gap(self, x: Array) -> tuple[Array, Array]:
@@ -199,7 +199,7 @@ class Judge:
         held = g if free is None else np.where(free, 0, g)
         s = q.set.vertex(held, p)
         gap = (held * x).sum(-1) - q.set.lowest(held, p)
-        reach = np.abs(x) + np.abs(s)
+        reach = np.abs(x) + np.abs(s) + q.set.blur(x, p)
         if free is not None:
             # a neighbourhood of x as wide as x itself stands for a coordinate without bounds
             around = np.abs(x).max(-1, keepdims=True)

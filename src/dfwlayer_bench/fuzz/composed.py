@@ -53,6 +53,10 @@ class CentreRow(SetRow):
     def free(self, p: Wide) -> Array | None:
         return self.base.free(p)
 
+    def blur(self, x: Array, p: Wide) -> Array:
+        centre: Array = np.abs(self.of(p, "centre"))
+        return centre + self.base.blur(x - self.of(p, "centre"), p)
+
     def inside(self, p: Wide) -> Array:
         inside: Array = self.base.inside(p) + self.of(p, "centre")
         return inside
@@ -108,6 +112,9 @@ class CutRow(SetRow):
         terms = np.abs(a * x).sum(-1) + np.abs(b)
         plane = Excess("plane", np.abs((a * x).sum(-1) - b), terms)
         return [plane, *self.base.excess(x, p)]
+
+    def blur(self, x: Array, p: Wide) -> Array:
+        return self.base.blur(x, p)
 
     def _searched(self, g: Array, p: Wide) -> tuple[Array, Array, Array]:
         """Vertices on both sides of the plane, and the bound from below; see `lowest`."""
