@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.linalg import Scalar, where_rows
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import Model, model_of
-from dfwlayer.scale import Scale
+from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["Translated"]
 
@@ -109,5 +109,8 @@ class Translated:
         return Translated(self.objective.rescaled(unit, factor), self.origin / unit.unsqueeze(-1))
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
-        """f's at c + y."""
-        return self.objective.scale(self.origin.detach() + x, gradient)
+        """f's at c + y, which is rounded by as much as c and y are."""
+        origin = self.origin.detach()
+        own = self.objective.scale(origin + x, gradient)
+        terms = scale_of_terms(own.curvature, origin.abs() + x.abs(), torch.zeros_like(x))
+        return own._replace(noise=torch.maximum(own.noise, terms.noise))
