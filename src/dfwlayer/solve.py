@@ -29,6 +29,8 @@ from dfwlayer.transforms import in_transform, refuse_capture, uncompiled
 
 __all__ = ["check_settings", "solve"]
 
+MISSED = 100.0  # times tol: beyond it a float32 problem at its rounding floor is solved in float64
+
 
 @uncompiled
 def solve(
@@ -178,7 +180,11 @@ def _refined(
     far = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
     again = far
     if x.dtype == torch.float32 and outcome.refinable:
-        short = (outcome.status == Status.ROUNDING_FLOOR) | (outcome.status == Status.STALLED)
+        assert outcome.gap is not None and outcome.value is not None  # noqa: PT018
+        # a gap that misses tol by a little is rounding, and x has the digits of its dtype
+        wide = ~(outcome.gap <= MISSED * settings.tol * outcome.value.abs())
+        short = (outcome.status == Status.ROUNDING_FLOOR) & wide
+        short = short | (outcome.status == Status.STALLED)
         again = far | (short & (outcome.num_steps < settings.max_steps))
     if not bool(again.any()):
         return outcome
