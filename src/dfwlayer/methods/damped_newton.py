@@ -29,7 +29,7 @@ from dfwlayer.linalg import (
 from dfwlayer.methods.phases import Iterate, keep
 from dfwlayer.objectives.model import LARGEST, Model, model_of
 
-__all__ = ["damped_newton"]
+__all__ = ["damped_newton", "newton_step"]
 
 ITERATIONS = 100
 TINY = 1e-300
@@ -84,6 +84,13 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
         at.left = select(rows, at.left - 2, at.left)
         fell = before - at.value > 8 * eps * absolute(before)
         idle = select(rows, select(fell, 0.0, idle + 1), idle)
+
+
+def newton_step(at: Iterate, system: FaceSystem) -> Tensor | None:
+    """The minimiser of the model on the face, None where ∇²f is too large to be written down."""
+    n = at.x.shape[-1]
+    model = model_of(at.problem.objective, at.x) if at.x.numel() * n <= LARGEST else None
+    return None if model is None else _step(model.dense(), system, at, 0.0)
 
 
 def _landed(at: Iterate, x: Tensor) -> tuple[Tensor, Scalar, Tensor]:

@@ -31,7 +31,7 @@ from dfwlayer.linalg import (
     select_mask,
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton
+from dfwlayer.methods.damped_newton import damped_newton, newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
@@ -189,6 +189,8 @@ class _Rounds:
         self.phase: Spectral | Accelerated | Splitting | None = None
         self.split = False  # a second look at whether to factorise was taken
         self.tried = none  # models were minimised
+        self.formed = False  # a Hessian was written down, or is too large for it
+        self.bent = False  # on a set for which there are only models on its faces
 
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
@@ -274,6 +276,10 @@ class _Rounds:
         elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
             self.split = True
             self.phase = Splitting.start(at) or self.phase
+        if isinstance(self.phase, Accelerated) and self.bent and not self.formed:
+            # what is left after a turn is too ill conditioned for gradient steps
+            self.formed = True
+            self.phase = Splitting.start(at, form=True) or self.phase
         if isinstance(self.phase, Accelerated):
             steps = min(8, 2**self.rounds) * self.method.block
         elif isinstance(self.phase, Splitting):
@@ -288,6 +294,7 @@ class _Rounds:
                 self._follow(turn)  # all there is to do where f is linear
                 if not minimise_models(at, turn):
                     damped_newton(at, turn)
+                    self.bent = True
                 self.tried = self.tried | turn
                 self.slow = True
                 rows = select_mask(turn, False, rows)
@@ -371,6 +378,8 @@ class _Rounds:
     def _directly(self, system: FaceSystem) -> Krylov | None:
         """The minimiser on the face by a factorisation, where there is one."""
         u = system.direct(-self.at.gradient)
+        if u is None and self.bent:
+            u = newton_step(self.at, system)
         if u is None:
             return None
         zero = fill(0.0, self.at.value)
