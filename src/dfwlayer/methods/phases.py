@@ -307,6 +307,12 @@ class Splitting:
         linear = objective.gradient(torch.zeros_like(at.x))
         return Splitting(penalty, solve, linear, at.x, dual, formed)
 
+    def restart(self, at: Iterate, rows: Mask) -> None:
+        """Go on from where another phase has brought these problems."""
+        self.z = keep(rows, at.x, self.z)
+        dual = descend(torch.zeros_like(at.x), at.gradient, self.penalty)
+        self.dual = keep(rows, dual, self.dual)
+
     def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
         """Take so many steps, as far as each problem may; the iterate becomes z."""
         constraint, left = at.problem.constraint, at.left
