@@ -339,7 +339,7 @@ class _Rounds:
             away = constraint.project(moved, near=origin) - moved
             return inner(away, away) > 0.01 * inner(u, u)
 
-        found = self._directly(system) if self.slow else None
+        found = self._directly(system, rows) if self.slow else None
         if found is None:
             # one product is kept for the gradient at the result; the next round refines it
             found = system.solve(
@@ -385,15 +385,15 @@ class _Rounds:
         if not recording(origin) and any_row(rows & found.flat):
             self._follow(rows & found.flat)
 
-    def _directly(self, system: FaceSystem) -> Krylov | None:
-        """The minimiser on the face by a factorisation, where there is one."""
+    def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
+        """The minimiser on the face by a factorisation, where there is one; a step for some rows."""
         u = system.direct(-self.at.gradient)
         if u is None and self.bent:
             u = newton_step(self.at, system)
         if u is None:
             return None
         zero = fill(0.0, self.at.value)
-        return Krylov(u, zero > 0, zero + 1, zero, zero + torch.inf, zero > 0)
+        return Krylov(u, zero > 0, select(rows, 1.0, zero), zero, zero + torch.inf, zero > 0)
 
     def judge(self, rows: Mask) -> None:
         """Measure the gap, keep the best point, and end the problems that are done."""
