@@ -386,7 +386,7 @@ class _Rounds:
             self._follow(rows & found.flat)
 
     def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
-        """The minimiser on the face by a factorisation, where there is one; a step for some rows."""
+        """The minimiser on the face by a factorisation, where there is one, in a step."""
         u = system.direct(-self.at.gradient)
         if u is None and self.bent:
             u = newton_step(self.at, system)
