@@ -29,6 +29,7 @@ from dfwlayer import (
     Status,
     solve,
 )
+from dfwlayer_bench.fuzz import draw_problem
 
 cp = pytest.importorskip("cvxpy")
 
@@ -330,3 +331,53 @@ def test_rows_with_one_hessian_do_not_share_a_penalty():
         check(alone)
         size = float(alone.x.norm())
         torch.testing.assert_close(sol.x[i], alone.x, rtol=0, atol=1e-6 * size)
+
+
+def lopsided(count, m, n, seed):
+    """Designs (count, m, n) with one singular value far above and one far below the others."""
+    gen = generator(seed)
+    left, right = (torch.linalg.qr(randn(count, size, n, gen=gen))[0] for size in (m, n))
+    values = torch.cat((torch.tensor([50.0]), torch.linspace(1, 0.1, n - 2), torch.tensor([0.012])))
+    A = left * values.to(D) @ right.mT
+    target = randn(count, n, gen=gen) / math.sqrt(n)
+    b = (A @ target.unsqueeze(-1)).squeeze(-1) + 0.3 * randn(count, m, gen=gen)
+    return A, b
+
+
+def arrived(sol, gap, b):
+    """Arrived, or as close as the dtype allows: to the rounding of ½‖b‖² where the fit is exact."""
+    done = (sol.status == Status.CONVERGED) | (sol.status == Status.ROUNDING_FLOOR)
+    assert done.all(), sol.status
+    rounding = 1e3 * torch.finfo(sol.x.dtype).eps * (b.double() ** 2).sum(-1).numpy()
+    assert (gap <= 1e-5 * sol.value.double().numpy() + rounding).all(), gap
+
+
+def slope_of(A, b, x):
+    """Aᵀ(Ax − b) of each row."""
+    A, b, x = (v.double().numpy() for v in (A, b, x))
+    return np.einsum("bmn,bm->bn", A, np.einsum("bmn,bn->bm", A, x) - b), x
+
+
+@pytest.mark.parametrize("index", [1577, 3137])
+def test_correlated_least_squares_over_nuclear_balls(index):
+    """The rank of the solution is found, from more of it or less."""
+    sol = draw_problem(seed=0, index=index).solve()
+    done = (sol.status == Status.CONVERGED) | (sol.status == Status.ROUNDING_FLOOR)
+    assert done.all(), sol.status
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["64", "32"])
+def test_least_squares_with_few_rows_over_ellipsoids(dtype):
+    """f is flat in some directions and the ellipsoid narrow in others."""
+    gen = generator(4)
+    axes = torch.linalg.qr(randn(60, 8, 8, gen=gen))[0] * torch.logspace(-1, 2, 8, dtype=D)
+    axes = (axes @ torch.linalg.qr(randn(60, 8, 8, gen=gen))[0]).to(dtype)
+    A, b = (v.to(dtype) for v in lopsided(60, 8, 8, seed=5))
+    A, b = A[:, :6], b[:, :6]
+    radius = torch.logspace(-1, 1, 60, dtype=dtype)
+    sol = solve(LeastSquares(A, b), Ellipsoid(axes, radius=radius))
+    g, x = slope_of(A, b, sol.x)
+    most = np.linalg.norm(
+        np.linalg.solve(axes.double().numpy().swapaxes(-1, -2), g[..., None])[..., 0], axis=-1
+    )
+    arrived(sol, (g * x).sum(-1) + radius.double().numpy() * most, b)

@@ -30,6 +30,7 @@ from dfwlayer.linalg import (
     select,
 )
 from dfwlayer.methods.base import Problem
+from dfwlayer.objectives.model import LARGEST, model_of
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.scale import ROUNDING
 
@@ -96,7 +97,7 @@ def rows_of(state: Any, index: Tensor) -> Any:
         return state[index]
     if isinstance(state, Iterate | Spectral | Accelerated | Splitting):
         return replace(state, **{k: rows_of(v, index) for k, v in vars(state).items()})
-    if isinstance(state, Factor):
+    if isinstance(state, Factor | WideFactor):
         return state.rows(index)
     if type(state) is tuple:
         return tuple(rows_of(part, index) for part in state)
@@ -236,6 +237,35 @@ class Accelerated:
         at.move(rows & (absolute(value) < torch.inf), x, value, gradient)
 
 
+@dataclass(frozen=True)
+class WideFactor:
+    """A factor in double precision, for vectors of any."""
+
+    factor: Factor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.factor(v.double()).to(v.dtype)
+
+    def rows(self, index: Tensor) -> WideFactor:
+        """The same for the problems at these positions."""
+        return WideFactor(self.factor.rows(index))
+
+
+def factorised(at: Iterate, rho: Scalar) -> WideFactor | None:
+    """(∇²f + ρ)⁻¹ from a Hessian written down in double precision; None where it is too large."""
+    x, n = at.x, at.x.shape[-1]
+    model = model_of(at.problem.objective, x) if x.numel() * n <= LARGEST else None
+    if model is None:
+        return None
+    shift = torch.as_tensor(rho, dtype=torch.double, device=x.device).reshape(-1, 1)
+    matrix = model.dense().matrix.expand(x.shape[:-1].numel(), n, n).clone()
+    matrix.diagonal(dim1=-2, dim2=-1).add_(shift)
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if bool(info.any()):
+        return None
+    return WideFactor(Factor(lower if x.dim() == 2 else lower[0]))
+
+
 @dataclass
 class Splitting:
     """Alternating directions (ADMM): minimise f(x) + ρ/2 ‖x − z + u‖², project, add up.
@@ -251,11 +281,15 @@ class Splitting:
     linear: Tensor  # (B, n), ∇f(0)
     z: Tensor
     dual: Tensor  # u
+    formed: bool = False  # ∇²f was written down for it
     changes: int = 0
 
     @staticmethod
-    def start(at: Iterate) -> Splitting | None:
-        """From where the solve is; None where ∇²f cannot be factorised."""
+    def start(at: Iterate, form: bool = False) -> Splitting | None:
+        """From where the solve is; None where ∇²f cannot be factorised.
+
+        One that the objective does not have as a matrix is written down if ``form`` says so.
+        """
         objective = at.problem.objective
         if not objective.quadratic:
             return None
@@ -263,12 +297,21 @@ class Splitting:
         # took the fewest steps and changes
         penalty = 0.1 * root(maximum(at.flattest, 1e-6 * at.steepest) * at.steepest)
         found = objective.shifted(penalty)
+        formed = found is None and form
+        if formed and (factor := factorised(at, penalty)) is not None:
+            found = factor, penalty
         if found is None:
             return None
         solve, penalty = found
         dual = descend(torch.zeros_like(at.x), at.gradient, penalty)
         linear = objective.gradient(torch.zeros_like(at.x))
-        return Splitting(penalty, solve, linear, at.x, dual)
+        return Splitting(penalty, solve, linear, at.x, dual, formed)
+
+    def restart(self, at: Iterate, rows: Mask) -> None:
+        """Go on from where another phase has brought these problems."""
+        self.z = keep(rows, at.x, self.z)
+        dual = descend(torch.zeros_like(at.x), at.gradient, self.penalty)
+        self.dual = keep(rows, dual, self.dual)
 
     def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
         """Take so many steps, as far as each problem may; the iterate becomes z."""
@@ -302,7 +345,10 @@ class Splitting:
         factor = select((factor > 2) | (factor < 0.5), factor, 1.0)
         if not any_row(absolute(factor - 1) > 0):
             return
-        found = at.problem.objective.shifted(self.penalty * factor)
+        penalty = self.penalty * factor
+        found = at.problem.objective.shifted(penalty)
+        if self.formed and (formed := factorised(at, penalty)) is not None:
+            found = formed, penalty
         if found is not None:
             self.changes += 1
             before, (self.solve, self.penalty) = self.penalty, found

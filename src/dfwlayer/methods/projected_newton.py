@@ -31,7 +31,7 @@ from dfwlayer.linalg import (
     select_mask,
 )
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton
+from dfwlayer.methods.damped_newton import damped_newton, newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
@@ -47,6 +47,8 @@ FLOOR = 100  # times the rounding of the gap, above which a gap is not what roun
 STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
+BETWEEN = 150  # steps from one turn of damped Newton steps to the next
+LEVEL = 12  # rounds without half the gap, after which float32 has no more to give
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -180,6 +182,7 @@ class _Rounds:
         self.best_gap: Scalar = zero + torch.inf
         self.round_value = value
         self.stalled = zero  # rounds without progress
+        self.level = zero  # rounds in which the gap was not halved
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
@@ -189,6 +192,9 @@ class _Rounds:
         self.phase: Spectral | Accelerated | Splitting | None = None
         self.split = False  # a second look at whether to factorise was taken
         self.tried = none  # models were minimised
+        self.next_turn = zero - 1  # how many steps are left when the next one begins
+        self.formed = False  # a Hessian was written down, or is too large for it
+        self.bent = False  # on a set for which there are only models on its faces
 
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
@@ -275,6 +281,10 @@ class _Rounds:
         elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
             self.split = True
             self.phase = Splitting.start(at) or self.phase
+        if isinstance(self.phase, Accelerated) and self.bent and not self.formed:
+            # what is left after a turn is too ill conditioned for gradient steps
+            self.formed = True
+            self.phase = Splitting.start(at, form=True) or self.phase
         if isinstance(self.phase, Accelerated):
             steps = min(8, 2**self.rounds) * self.method.block
         elif isinstance(self.phase, Splitting):
@@ -289,6 +299,10 @@ class _Rounds:
                 self._follow(turn)  # all there is to do where f is linear
                 if not minimise_models(at, turn):
                     damped_newton(at, turn)
+                    self.bent = True
+                    self.next_turn = select(turn, at.left - BETWEEN, self.next_turn)
+                    if isinstance(self.phase, Splitting):
+                        self.phase.restart(at, turn)
                 self.tried = self.tried | turn
                 self.slow = True
                 rows = select_mask(turn, False, rows)
@@ -304,11 +318,14 @@ class _Rounds:
     def _turn(self, rows: Mask) -> Mask:
         """The problems whose models are to be minimised now: once each, when steps did not help.
 
-        The steps that come first take about as long, and leave enough of them.
+        The steps that come first take about as long, and leave enough of them. On a set that bends
+        there are further turns, as each may end on the way from face to face.
         """
         at, most = self.at, self.settings.max_steps
         spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
-        return select_mask(self.tried, False, rows) & (spent | (self.stalled >= 2))
+        first = spent | (self.stalled >= 2)
+        again = at.left <= self.next_turn
+        return rows & select_mask(self.tried, again, first)
 
     def polish(self, rows: Mask, ask: int = 8) -> None:
         """Minimise the quadratic model on the face of x, and take the result if f falls."""
@@ -323,7 +340,7 @@ class _Rounds:
             away = constraint.project(moved, near=origin) - moved
             return inner(away, away) > 0.01 * inner(u, u)
 
-        found = self._directly(system) if self.slow else None
+        found = self._directly(system, rows) if self.slow else None
         if found is None:
             # one product is kept for the gradient at the result; the next round refines it
             found = system.solve(
@@ -369,13 +386,15 @@ class _Rounds:
         if not recording(origin) and any_row(rows & found.flat):
             self._follow(rows & found.flat)
 
-    def _directly(self, system: FaceSystem) -> Krylov | None:
-        """The minimiser on the face by a factorisation, where there is one."""
+    def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
+        """The minimiser on the face by a factorisation, where there is one, in a step."""
         u = system.direct(-self.at.gradient)
+        if u is None and self.bent:
+            u = newton_step(self.at, system)
         if u is None:
             return None
         zero = fill(0.0, self.at.value)
-        return Krylov(u, zero > 0, zero + 1, zero, zero + torch.inf, zero > 0)
+        return Krylov(u, zero > 0, select(rows, 1.0, zero), zero, zero + torch.inf, zero > 0)
 
     def judge(self, rows: Mask) -> None:
         """Measure the gap, keep the best point, and end the problems that are done."""
@@ -385,7 +404,9 @@ class _Rounds:
         # of points that the gap cannot tell apart the last one is the most exact
         better = rows & ((gap < self.best_gap) | (gap <= self._blur(at.x, at.gradient)))
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
-        advanced = fell | (gap < 0.5 * self.best_gap)
+        halved = gap < 0.5 * self.best_gap
+        advanced = fell | halved
+        self.level = select(rows, select(halved, 0.0, self.level + 1), self.level)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
         self.best = keep(better, at.x, self.best)
         self.best_gap = select(better, gap, self.best_gap)
@@ -403,6 +424,9 @@ class _Rounds:
                 lost = lost | (self.exact & (self.best_gap <= 2 * noise))
             patience = 12 if isinstance(self.phase, Splitting) else 3
             over = (self.stalled >= patience) & (self.tried | recording(at.x))
+            if at.x.dtype == torch.float32:
+                # f may fall by less than the rounding of its terms; double precision sees more
+                over = over | (self.tried & (self.level >= LEVEL))
             floor = self.best_gap <= FLOOR * noise
             ended = ended | (rows & ((over & floor) | lost))
             # nothing here can bring the gap to where rounding alone would leave it
