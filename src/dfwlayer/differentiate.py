@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.expansion import Known, expand
 from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import not_finite, where_rows
+from dfwlayer.linalg import where_rows
 from dfwlayer.mapped import check_no_others, level, one_batch, ranks_of
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
@@ -120,19 +120,18 @@ class _Move(torch.autograd.Function):
             # the gradient is to be differentiated or mapped: past the residuals, which do not
             # know that x depends on the parameters
             return None, None, None, None, None, *_gradients(ctx, v)
-        echo = not_finite(v).unsqueeze(-1)
         u = system.invert(v)
         if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
-            return echo - u, None, None, *none
+            return -u, None, None, *none
         rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         sound = torch.isfinite(rest.sum(-1) + nu.sum(-1))
         pinned = rest - system.face.restrict(rest)
         return (
-            where_rows(sound, -u, 0) + echo,
-            where_rows(sound, -nu, 0) + echo,
-            where_rows(sound, pinned, 0) + echo,
+            where_rows(sound, -u, 0),
+            where_rows(sound, -nu, 0),
+            where_rows(sound, pinned, 0),
             *none,
         )
 

@@ -33,7 +33,6 @@ __all__ = [
     "maximum",
     "minimum",
     "norm",
-    "not_finite",
     "number",
     "ratio",
     "recording",
@@ -192,15 +191,6 @@ def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per ro
 def column(each: Scalar, like: Tensor) -> Tensor:  # number per row -> (..., 1)
     """A number for each problem as a tensor that goes with vectors."""
     return each if isinstance(each, Tensor) else like.new_tensor([each])
-
-
-def not_finite(v: Tensor) -> Tensor:  # (..., n) -> (...)
-    """NaN for rows with NaN or infinity, 0 for others.
-
-    Added to a gradient it hands on what arrived: a training loop that watches for overflow has to
-    see it, in the rows it belongs to.
-    """
-    return (0 * v).sum(-1)
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:

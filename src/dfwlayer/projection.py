@@ -24,7 +24,6 @@ from torch.nn import Parameter
 from dfwlayer import nearest_kernels as kernels
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.l1_nearest import Nearest, nearest_l1
-from dfwlayer.linalg import not_finite
 from dfwlayer.objectives import Quadratic
 from dfwlayer.solve import solve
 from dfwlayer.transforms import in_transform, refuse_capture, uncompiled
@@ -176,13 +175,7 @@ class _Project(torch.autograd.Function):
         if torch.is_grad_enabled() or in_transform(v):
             return *_differentiably(given, asked, v), None
         nearest: _Nearest = ctx.nearest
-        of_q, of_weight, of_radius = nearest.pullback(v, *asked[1:])
-        echo = not_finite(v)
-        gradients = (
-            of_q + echo.unsqueeze(-1),
-            None if of_weight is None else of_weight + echo.unsqueeze(-1),
-            None if of_radius is None else of_radius + echo,
-        )
+        gradients = nearest.pullback(v, *asked[1:])
         shared = (
             g if g is None or of is None else g.sum_to_size(of.shape)
             for g, of in zip(gradients, given, strict=True)

@@ -59,8 +59,7 @@ class Iterate:
 
     def observe(self, curvature: Scalar, square: Scalar, rounding: Scalar) -> None:
         """Take note of ⟨d, ∇²f d⟩ along a step with ‖d‖² = square."""
-        least = rounding + self.blur * self.steepest * square
-        self.bent_down = self.bent_down | (curvature < -least)
+        self.bent_down = self.bent_down | (curvature < -rounding)
         met = ratio(curvature, square, 0.0)
         sure = curvature > rounding
         self.steepest = select(sure, maximum(self.steepest, met), self.steepest)
@@ -186,7 +185,9 @@ class Spectral:
             return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
-        at.observe(curvature, square, rounding * root(square))
+        # where the data are rounded more than the dtype, flat directions may seem to bend down
+        least = at.blur * at.steepest * square
+        at.observe(curvature, square, rounding * root(square) + least)
         # along a flat direction the next step may be longer
         met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
         self.alpha = select(square > 0, met, self.alpha)
