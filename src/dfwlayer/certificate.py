@@ -45,8 +45,8 @@ def certify(
                 max_steps=2 * x.shape[-1] + 20,
             )
             # rounding leaves a slope of this size that has no meaning along a flat direction
-            noise = 64 * torch.finfo(x.dtype).eps * gradient.abs().amax(-1)
-            flat = as_rows(found.flat, torch.bool) & (g.abs().amax(-1) > noise)
+            noise = objective.scale(x, gradient).noise + 64 * torch.finfo(x.dtype).eps * g.abs()
+            flat = as_rows(found.flat, torch.bool) & (g.abs() > 8 * noise).any(-1)
             shift = torch.where(flat, torch.inf, 0.5 * dot(g, found.u))
             status = torch.where(flat, int(Status.UNBOUNDED), status)
             gradient = gradient - objective.hvp(x, found.u)
