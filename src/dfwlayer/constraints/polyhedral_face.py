@@ -270,7 +270,8 @@ def _beside(slope: Tensor, equations: list[Tensor], room: Tensor) -> Tensor:
     along = (inverse @ (spread @ slope.unsqueeze(-1))).squeeze(-1)
     own = slope - (along.unsqueeze(-2) @ a).squeeze(-2)
     # less than that is what rounding leaves of a slope that is parallel to an equation
-    return torch.where(own.abs() > 1e-6 * slope.abs().amax(-1, keepdim=True), own, 0)
+    least = 0.1 * torch.finfo(slope.dtype).eps ** 0.5 * slope.abs().amax(-1, keepdim=True)
+    return torch.where(own.abs() > least, own, 0)
 
 
 def _gauge(slope: Tensor, room: Tensor) -> Tensor:
