@@ -176,7 +176,7 @@ def _solved(
     return Outcome(x, found.num_steps, status, value, gap=gap)
 
 
-def widened(t: Tensor) -> Tensor:
+def _widened(t: Tensor) -> Tensor:
     """In float64; a gradient that the dtype of t cannot hold is none, as everywhere here."""
     if not (t.requires_grad and t.dtype != torch.float64):
         return t.double()
@@ -202,7 +202,7 @@ def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective,
     if not hasattr(objective, "rescaled") or not is_dataclass(constraint):
         return None
     tensors = tensors_in((objective, constraint), sparse=False)
-    wide = (widened(t) if t.is_floating_point() else t for t in tensors)
+    wide = (_widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
     for name in objective.__dataclass_fields__:
         value = getattr(objective, name)
