@@ -73,22 +73,19 @@ def solve_again(
     settings: Settings,
     outcome: Outcome | None,
     again: Tensor,  # (...)
-    far: Tensor,  # (...)
 ) -> Outcome:
-    """The outcome with the problems of the mask ``again`` solved anew.
-
-    For those of the mask ``far`` among them the outcome says nothing; it is None if all are such.
-    """
+    """The outcome with the problems of the mask solved anew; it is None if those are all."""
     part = None if outcome is None else _part(objective, constraint, again)
     if part is None:
         found = _solved(solver, objective, constraint, start, settings)
     else:
         index, rows, sets = part
-        found = _solved(solver, rows, sets, start[index], settings)
+        spent = None if settings.spent is None else settings.spent[index]
+        found = _solved(solver, rows, sets, start[index], replace(settings, spent=spent))
         found = None if found is None else _spread(found, index, len(again))
     if found is None:
         return solver(objective, constraint, start, settings) if outcome is None else outcome
-    return found if outcome is None else _merged(outcome, found, again, far)
+    return found if outcome is None else _merged(outcome, found, again)
 
 
 def _part(
@@ -113,14 +110,13 @@ def _spread(found: Outcome, index: Tensor, count: int) -> Outcome:
     return Outcome(spread(x), spread(steps), spread(status), spread(value), gap=spread(gap))
 
 
-def _merged(old: Outcome, new: Outcome, again: Tensor, far: Tensor) -> Outcome:
-    """The new outcome where the mask holds, the old one elsewhere; both count as steps."""
-    before = torch.where(far, 0, old.num_steps)
+def _merged(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
+    """The new outcome where the mask holds, the old one elsewhere."""
     assert old.value is not None and new.value is not None  # noqa: PT018
     assert old.gap is not None and new.gap is not None  # noqa: PT018
     return Outcome(
         torch.where(again.unsqueeze(-1), new.x, old.x),
-        torch.where(again, before + new.num_steps, old.num_steps),
+        torch.where(again, new.num_steps, old.num_steps),
         torch.where(again, new.status, old.status),
         torch.where(again, new.value, old.value),
         gap=torch.where(again, new.gap, old.gap),

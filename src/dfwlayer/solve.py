@@ -157,40 +157,40 @@ def _solved(
         return solver(objective, constraint, start, settings)
     far = out_of_range(objective, constraint, start)
     if bool(far.all()):
-        return solve_again(solver, objective, constraint, start, settings, None, far, far)
-    ordinary = objective, constraint
-    if some := bool(far.any()):
-        # harmless problems stand in for those that would overflow
-        ordinary = objective.replace_rows(far), constraint.replace_rows(far)
-    outcome = solver(*ordinary, ordinary[1].retract(start) if some else start, settings)
-    x = where_rows(far, start, outcome.x.detach()) if some else outcome.x.detach()
-    return _refined(solver, objective, constraint, x, settings, outcome, far)
+        return solve_again(solver, objective, constraint, start, settings, None, far)
+    if not bool(far.any()):
+        outcome = solver(objective, constraint, start, settings)
+        return _refined(solver, objective, constraint, settings, outcome)
+    # harmless problems stand in for those that would overflow
+    ordinary = objective.replace_rows(far), constraint.replace_rows(far)
+    outcome = solver(*ordinary, ordinary[1].retract(start), settings)
+    outcome = _refined(solver, *ordinary, settings, outcome)
+    return solve_again(solver, objective, constraint, start, settings, outcome, far)
 
 
 def _refined(
     solver: Solver,
     objective: Objective,
     constraint: Constraint,
-    x: Tensor,
     settings: Settings,
     outcome: Outcome,
-    far: Tensor | None,
 ) -> Outcome:
-    """The outcome, where the numbers or the digits of the dtype are not enough solved with care."""
-    far = torch.zeros_like(outcome.status, dtype=torch.bool) if far is None else far
-    again = far
-    if x.dtype == torch.float32 and outcome.refinable:
-        assert outcome.gap is not None and outcome.value is not None  # noqa: PT018
-        # a gap that misses tol by a little is rounding, and x has the digits of its dtype
-        wide = ~(outcome.gap <= MISSED * settings.tol * outcome.value.abs())
-        short = (outcome.status == Status.ROUNDING_FLOOR) & wide
-        short = short | (outcome.status == Status.STALLED)
-        again = far | (short & (outcome.num_steps < settings.max_steps))
+    """The outcome, with what the digits of float32 did not suffice for found in float64.
+
+    Each problem goes on with the steps it has left.
+    """
+    if outcome.x.dtype != torch.float32 or not outcome.refinable:
+        return outcome
+    assert outcome.gap is not None and outcome.value is not None  # noqa: PT018
+    # a gap that misses tol by a little is rounding, and x has the digits of its dtype
+    wide = ~(outcome.gap <= MISSED * settings.tol * outcome.value.abs())
+    short = (outcome.status == Status.ROUNDING_FLOOR) & wide
+    short = short | (outcome.status == Status.STALLED)
+    again = short & (outcome.num_steps < settings.max_steps)
     if not bool(again.any()):
         return outcome
-    taken = int(torch.where(again & ~far, outcome.num_steps, 0).max())
-    more = replace(settings, warm=True, max_steps=settings.max_steps - taken)
-    return solve_again(solver, objective, constraint, x, more, outcome, again, far)
+    more = replace(settings, warm=True, spent=outcome.num_steps)
+    return solve_again(solver, objective, constraint, outcome.x.detach(), more, outcome, again)
 
 
 def _outcome(
@@ -238,7 +238,7 @@ def _from_recording(
     if settings.step_size is not None:
         return outcome
     solver = partial(_outcome, method, "implicit")
-    return _refined(solver, objective, constraint, outcome.x.detach(), settings, outcome, None)
+    return _refined(solver, objective, constraint, settings, outcome)
 
 
 def _verified(

@@ -59,6 +59,7 @@ class Settings:
     # rounding of the data, relative, where they come from a dtype that is less precise than the
     # one they are in; curvature below that says nothing of convexity
     resolution: float = 0.0
+    spent: Tensor | None = None  # (...), steps that each problem has taken before, None for none
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
         """τ of the step, as far as the dtype can hold it."""

@@ -175,6 +175,8 @@ class _Rounds:
         zero = fill(0.0, value)
         none = zero > 0
         left = zero + float(settings.max_steps)
+        if settings.spent is not None:
+            left = left - number(settings.spent.to(x.dtype))
         endless, resolution = zero + torch.inf, settings.resolution
         self.at = Iterate(problem, x, value, gradient, zero, endless, none, left, resolution)
         self.origin = x, gradient
