@@ -155,3 +155,20 @@ def test_refined_and_isolated_problems_keep_all_gradients(name):
     for dtype, tol, bad in ((F64, 1e-12, True), (torch.float32, 0.0, False)):
         close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
         torch.testing.assert_close(gradient(dtype, tol, bad), exact, **close)
+
+
+def test_a_second_solve_has_the_steps_that_are_left():
+    """Both together take no more than were allowed, each problem for itself."""
+    gen = torch.Generator().manual_seed(4)
+    U = torch.linalg.qr(torch.randn(6, 12, 12, generator=gen, dtype=F64))[0]
+    spectra = torch.stack([torch.logspace(-k, 0, 12, dtype=F64) for k in range(1, 7)])
+    P = U @ torch.diag_embed(spectra) @ U.mT
+    P = (0.5 * (P + P.mT)).float()
+    q = torch.randn(6, 12, generator=gen)
+    for max_steps in (12, 30, 60, 1000):
+        settings = {"tol": 1e-9, "max_steps": max_steps}
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 20.0), **settings)
+        assert (sol.num_steps <= max_steps).all()
+        for i in range(6):
+            alone = dfw.solve(dfw.Quadratic(P[i], q[i]), dfw.LpBall(1, 20.0), **settings)
+            assert alone.num_steps <= max_steps
