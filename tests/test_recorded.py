@@ -130,6 +130,20 @@ def test_a_problem_that_needs_more_than_a_recording():
         )
 
 
+@pytest.mark.parametrize("n", [20, 100, 500])
+def test_gradient_steps_that_arrive_need_no_second_recording(n):
+    """Well conditioned, few non-zeros: what is left to the polish is rounding, and it says so."""
+    gen = torch.Generator().manual_seed(n)
+    R = torch.randn(n, n, generator=gen)
+    P, q = R.T @ R / n + 0.1 * torch.eye(n), torch.randn(n, generator=gen)
+    want = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1.0, 1.0))
+    for _ in range(5):
+        sol = dfw.solve(dfw.Quadratic(P.cuda(), q.cuda()), dfw.LpBall(1.0, 1.0))
+        assert sol.converged
+        assert int(sol.num_steps) <= int(want.num_steps) + 10
+    assert len(graphs._recordings) == 1
+
+
 def test_a_start_that_is_given():
     layer = dfw.DFWLayer(1.0, tol=1e-10)
     P, q, weight, radius = (t.cuda() for t in problem(3, 12, 2))

@@ -356,6 +356,8 @@ class _Rounds:
             )
             self.slow = not recording(origin) and any_row(found.unfinished & (at.left > 1))
         at.left = at.left - found.steps
+        # where no step was needed, ∇f on the face is rounding already
+        self.exact = self.exact | (rows & (found.steps <= 0) & (at.left > 1))
         rows = rows & (found.steps > 0)
         if not any_row(rows):
             return
