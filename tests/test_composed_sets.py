@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
-from dfwlayer.constraints.assignment import assign_one, potentials
+from dfwlayer.constraints.polyhedra.assignment import assign_one, potentials
 from helpers import F64, lp_norm
 
 

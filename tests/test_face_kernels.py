@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from dfwlayer import face_kernels
-from dfwlayer.constraints.lp_face import lp_face
-from dfwlayer.scale import Scale
+from dfwlayer.constraints.balls.lp_face import lp_face
+from dfwlayer.engines.kernels import faces as face_kernels
+from dfwlayer.linalg.scale import Scale
 from helpers import F64
 from kernel_cases import devices, dtypes
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import dfwlayer as dfw
-from dfwlayer.transforms import tensors_in
+from dfwlayer.differentiate.transforms import tensors_in
 from helpers import F64
 
 B, N = 3, 4
@@ -120,7 +120,7 @@ def test_an_ellipsoid_at_its_centre():
 
 @pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
 def test_the_norm_at_zero(p):
-    from dfwlayer.linalg import scaled_norm
+    from dfwlayer.linalg.rows import scaled_norm
 
     a = torch.tensor([[0.0, 0.0], [3.0, -4.0], [0.0, 2.0]], dtype=F64, requires_grad=True)
     scaled_norm(a, p).sum().backward()

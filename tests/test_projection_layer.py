@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfwlayer as dfw
-from dfwlayer import nearest_kernels, projection
-from dfwlayer.constraints.l1_nearest import nearest_l1
+from dfwlayer.constraints.balls.l1_nearest import nearest_l1
+from dfwlayer.engines import projection
+from dfwlayer.engines.kernels import nearest as nearest_kernels
 from helpers import DTYPES, F64
 from kernel_cases import devices, dtypes
 

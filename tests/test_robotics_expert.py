@@ -26,7 +26,7 @@ pytest.importorskip("typer", reason="needs the extra: pip install 'dfwlayer[cli]
 
 from typer.testing import CliRunner
 
-from dfwlayer.constraints.l1_box import project_l1_box
+from dfwlayer.constraints.polyhedra.l1_box import project_l1_box
 from dfwlayer_bench import cli
 from dfwlayer_bench.robotics import collect, tasks
 from dfwlayer_bench.robotics.collect import Collection, Request, fingerprint

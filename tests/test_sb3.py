@@ -16,7 +16,12 @@ with warnings.catch_warnings():
     from stable_baselines3 import DDPG, SAC, TD3
     from stable_baselines3.common.noise import NormalActionNoise
 
-    from dfwlayer.sb3 import ActionLimit, LimitedActions, LimitedSACPolicy, LimitedTD3Policy
+    from dfwlayer.integrations.sb3 import (
+        ActionLimit,
+        LimitedActions,
+        LimitedSACPolicy,
+        LimitedTD3Policy,
+    )
 
 STEPS = 120
 RADIUS = 1.5  # |angular velocity × torque|, of a pendulum whose torque is at most 2

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dfwlayer as dfw
-from dfwlayer.constraints import schatten_ball
-from dfwlayer.constraints.leading import low_rank, norm_bound, shrunk, top_pair
+from dfwlayer.constraints.balls import schatten_ball
+from dfwlayer.constraints.balls.leading import low_rank, norm_bound, shrunk, top_pair
 from helpers import F64
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg import as_rows, conjugate_gradient, dot
+from dfwlayer.linalg.krylov import conjugate_gradient
+from dfwlayer.linalg.rows import as_rows, dot
 from dfwlayer.methods.base import Outcome, Problem, gap_of
 from dfwlayer.solution import Status
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from dfwlayer.arguments import as_flag, shown
 from dfwlayer.constraints import LpBall
+from dfwlayer.differentiate.transforms import refuse_recording, uncompiled, unwrapped
+from dfwlayer.engines.projection import project
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
-from dfwlayer.projection import project
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import check_settings, solve
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature
-from dfwlayer.transforms import refuse_recording, uncompiled, unwrapped
 
 __all__ = ["DFWLayer"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
-from dfwlayer.linalg import dot
+from dfwlayer.linalg.rows import dot
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]

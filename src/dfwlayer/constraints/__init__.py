@@ -1,19 +1,19 @@
 """Convex sets: one file each, with vertex, soft vertex, violation and face."""
 
+from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
+from dfwlayer.constraints.balls.group_ball import GroupBall
+from dfwlayer.constraints.balls.lp_ball import LpBall
+from dfwlayer.constraints.balls.schatten_ball import NuclearBall, SchattenBall, SpectralBall
 from dfwlayer.constraints.base import Atoms, Constraint, Face
-from dfwlayer.constraints.birkhoff import Birkhoff
-from dfwlayer.constraints.box import Box
-from dfwlayer.constraints.custom_set import CustomSet
-from dfwlayer.constraints.ellipsoid import Ellipsoid
-from dfwlayer.constraints.group_ball import GroupBall
-from dfwlayer.constraints.k_sparse import KSparse
-from dfwlayer.constraints.l1_box import L1Box, project_l1_box
-from dfwlayer.constraints.lp_ball import LpBall
-from dfwlayer.constraints.plane_cut import PlaneCut
-from dfwlayer.constraints.product import Product
-from dfwlayer.constraints.schatten_ball import NuclearBall, SchattenBall, SpectralBall
-from dfwlayer.constraints.shifted import Shifted
-from dfwlayer.constraints.simplex import CappedSimplex, Simplex
+from dfwlayer.constraints.composed.custom_set import CustomSet
+from dfwlayer.constraints.composed.plane_cut import PlaneCut
+from dfwlayer.constraints.composed.product import Product
+from dfwlayer.constraints.composed.shifted import Shifted
+from dfwlayer.constraints.polyhedra.birkhoff import Birkhoff
+from dfwlayer.constraints.polyhedra.box import Box
+from dfwlayer.constraints.polyhedra.k_sparse import KSparse
+from dfwlayer.constraints.polyhedra.l1_box import L1Box, project_l1_box
+from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 
 __all__ = [
     "Atoms",

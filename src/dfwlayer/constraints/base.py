@@ -8,8 +8,8 @@ from typing import Protocol, Self, TypeGuard, cast
 import torch
 from torch import Tensor
 
-from dfwlayer.hull import Descent
-from dfwlayer.scale import Scale
+from dfwlayer.linalg.hull import Descent
+from dfwlayer.linalg.scale import Scale
 
 __all__ = [
     "Atoms",
@@ -150,7 +150,7 @@ class Constraint(Protocol):
         """The local face at x, given ∇f(x) = g.
 
         Without ``scale`` it is the face x lies on to rounding. With the scale of f at x it is the
-        face on which the solution next to x is expected, as `dfwlayer.scale` tells it.
+        face on which the solution next to x is expected, as `dfwlayer.linalg.scale` tells it.
         """
 
 
@@ -212,7 +212,7 @@ class RecordableFace(Face, Protocol):
 class RecordableConstraint(Constraint, Protocol):
     """A set, a dataclass, whose operations may be recorded in a CUDA graph.
 
-    None of them may make the host wait, or only through `dfwlayer.linalg.any_row`.
+    None of them may make the host wait, or only through `dfwlayer.linalg.rows.any_row`.
     """
 
     @property

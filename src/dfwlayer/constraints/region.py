@@ -9,11 +9,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.birkhoff import Birkhoff
-from dfwlayer.constraints.lp_ball import LpBall
-from dfwlayer.constraints.polyhedral_set import PolyhedralSet
-from dfwlayer.constraints.product import Product
+from dfwlayer.constraints.composed.product import Product
+from dfwlayer.constraints.polyhedra.birkhoff import Birkhoff
+from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 
 __all__ = ["Region", "region_of"]
 

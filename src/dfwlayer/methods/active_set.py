@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import constraint_knows_hulls
-from dfwlayer.hull import descend_over_hull
+from dfwlayer.linalg.hull import descend_over_hull
 from dfwlayer.methods.base import Outcome, Problem, Settings
 
 __all__ = ["ActiveSet"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face, rows_of_set
-from dfwlayer.linalg import dot, where_rows
+from dfwlayer.linalg.rows import dot, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import (
+from dfwlayer.linalg.face_system import FaceSystem
+from dfwlayer.linalg.rows import (
     Mask,
-    Orthogonal,
     Scalar,
-    Tangent,
     absolute,
     any_row,
     axpy,
@@ -26,6 +24,7 @@ from dfwlayer.linalg import (
     select,
     select_mask,
 )
+from dfwlayer.linalg.subspaces import Orthogonal, Tangent
 from dfwlayer.methods.phases import Iterate, keep
 from dfwlayer.objectives.model import LARGEST, Model, model_of
 

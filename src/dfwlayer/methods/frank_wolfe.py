@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_flag
 from dfwlayer.constraints.base import Atoms
-from dfwlayer.linalg import dot, norm
+from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.methods.base import (
     Outcome,
     Problem,

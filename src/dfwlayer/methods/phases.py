@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from dfwlayer import kernels
 from dfwlayer.constraints.base import Constraint, constraint_steps
-from dfwlayer.linalg import (
+from dfwlayer.engines.kernels import steps as kernels
+from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
     absolute,
@@ -29,10 +29,10 @@ from dfwlayer.linalg import (
     root,
     select,
 )
+from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.model import LARGEST, model_of
 from dfwlayer.objectives.quadratic import Factor
-from dfwlayer.scale import ROUNDING
 
 __all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.base import Face, constraint_is_direct
-from dfwlayer.face_system import FaceSystem
-from dfwlayer.linalg import (
-    Krylov,
+from dfwlayer.linalg.face_system import FaceSystem
+from dfwlayer.linalg.krylov import Krylov
+from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
     absolute,
@@ -30,12 +30,12 @@ from dfwlayer.linalg import (
     select,
     select_mask,
 )
+from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
 from dfwlayer.methods.damped_newton import damped_newton, newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.objectives.base import diagonal_of
-from dfwlayer.scale import ROUNDING
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.ellipsoid import Ellipsoid
+from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region, region_of
-from dfwlayer.linalg import (
+from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
     absolute,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg import Scalar
-from dfwlayer.scale import Scale
+from dfwlayer.linalg.rows import Scalar
+from dfwlayer.linalg.scale import Scale
 
 __all__ = [
     "Curvature",

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg import Scalar, dot, norm, where_rows
+from dfwlayer.linalg.rows import Scalar, dot, norm, where_rows
+from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
-from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["LeastSquares"]
 

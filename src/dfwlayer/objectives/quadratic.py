@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg import Scalar, dot, where_rows
+from dfwlayer.linalg.rows import Scalar, dot, where_rows
+from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
-from dfwlayer.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer.linalg import dot, norm, where_rows
+from dfwlayer.linalg.rows import dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature
 
 __all__ = ["dense_spectrum", "lanczos_spectrum", "with_gradient"]

@@ -1,0 +1,325 @@
+"""The ellipsoid ‖A(x − c)‖₂ ≤ t."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dfwlayer.arguments import check_tensor
+from dfwlayer.constraints import parameters
+from dfwlayer.constraints.balls.lp_projection import project_lp
+from dfwlayer.constraints.balls.scaling import scaled_into
+from dfwlayer.constraints.composed.shifted import Shifted
+from dfwlayer.constraints.parameters import Kind
+from dfwlayer.linalg.rows import dot, norm
+from dfwlayer.linalg.scale import Scale
+from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.solution import Status
+
+__all__ = ["Ellipsoid"]
+
+KINDS = {"radius": Kind.NUMBER}
+
+
+@dataclass(frozen=True)
+class Ellipsoid:
+    """{x : ‖A(x − c)‖₂ ≤ t}.
+
+    For a confidence region with covariance Σ = LLᵀ take A = L⁻¹ (or any A with AᵀA = Σ⁻¹).
+
+    Args:
+        A: (m, n) with m ≥ n and full column rank, shared, or (B, m, n), one per problem. For a
+            variable of another shape n counts its entries, row by row.
+        centre: c, of the variable's shape, with or without a batch, a number, or None for zero.
+            With it the set is a `Shifted` ellipsoid.
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+
+    """
+
+    A: Tensor
+    centre: InitVar[float | Tensor | None] = None
+    radius: float | Tensor = 1.0
+    _bound: bool = field(default=False, repr=False, compare=False)
+
+    def __new__(
+        cls,
+        A: Any = None,  # copies are made without arguments
+        centre: float | Tensor | None = None,
+        radius: float | Tensor = 1.0,
+        **settings: Any,
+    ) -> Self:
+        """The ellipsoid, or one around a centre."""
+        if centre is None:
+            return super().__new__(cls)
+        return Shifted(cls(A, None, radius, **settings), centre)  # type: ignore[return-value]
+
+    def __post_init__(self, centre: float | Tensor | None) -> None:
+        A = self.A
+        check_tensor("A", A)
+        if A.dim() not in (2, 3) or not A.shape[-2] >= A.shape[-1] >= 1:
+            raise ValueError(
+                f"A: expected shape (m, n) or (B, m, n) with m ≥ n ≥ 1, got {tuple(A.shape)}"
+            )
+        parameters.check(self, KINDS)
+        if not isinstance(self.radius, Tensor):
+            parameters.check_not_negative("radius", self.radius)
+            check_tensors({"A": A}, half_allowed=True)
+        else:
+            check_tensors({"A": A, "radius": self.radius}, half_allowed=True)
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of A (B, m, n) and radius (B,)."""
+        sizes = parameters.batch_sizes(self, KINDS, shape)
+        return sizes | ({"A": self.A.shape[0]} if self.A.dim() == 3 else {})
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Ellipsoid:
+        """Check A against the variable."""
+        n = math.prod(shape)
+        if self.A.shape[-1] != n:
+            raise ValueError(
+                f"A: expected {n} columns, as the variable has shape {shape}, got shape "
+                f"{tuple(self.A.shape)}"
+            )
+        check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device), "A": self.A})
+        bound = parameters.bind(self, KINDS, shape, dtype, device)
+        return replace(bound, _bound=True)
+
+    def float32(self) -> Ellipsoid:
+        """Half-precision parameters in float32."""
+        wide = torch.promote_types(self.A.dtype, torch.float32)
+        return parameters.float32(replace(self, A=self.A.to(wide)), KINDS)
+
+    def verified(self) -> tuple[Ellipsoid, Tensor | None]:
+        """A finite A of full rank, finite radii that are not negative."""
+        flagged = flag_nonfinite("A", self.A, 2)
+        sound = self if flagged is None else self.replace_rows(flagged)
+        scale = sound._axes.scale
+        limit = 8 * scale.shape[-1] * torch.finfo(scale.dtype).eps
+        ratio = scale[..., -1] / scale[..., 0]
+        flat = parameters.fault(
+            ~(ratio > limit),
+            Status.INVALID,
+            lambda: (
+                "A: expected full column rank, so that the set is bounded, found a smallest "
+                f"singular value of {float(ratio):.1g} times the largest; leave out the directions "
+                "that A does not see, or add rows that bound them"
+            ),
+        )
+        negative = parameters.check_not_negative("radius", self.radius)
+        bad = parameters.merged(parameters.flagged(self, KINDS), flagged, negative, flat)
+        return self, bad
+
+    def replace_rows(self, bad: Tensor) -> Ellipsoid:
+        """Flagged problems get the unit ball."""
+        sound = parameters.replace_rows(self, KINDS, bad, {"radius": 1.0})
+        if self.A.dim() == 2:
+            return sound
+        eye = torch.eye(*self.A.shape[-2:], dtype=self.A.dtype, device=self.A.device)
+        return replace(sound, A=torch.where(bad[:, None, None], eye, self.A))
+
+    def rows(self, index: Tensor) -> Ellipsoid:
+        """The sets of the problems at these positions."""
+        A, radius = self.A, self._radius
+        if A.dim() == 3 and len(A) > 1:
+            A = A[index]
+        if radius.dim() == 1 and len(radius) > 1:
+            radius = radius[index]
+        return replace(self, A=A, radius=radius)
+
+    def scaled(self, factor: Tensor) -> Ellipsoid:
+        """The ellipsoid with another radius."""
+        return replace(self, radius=self._radius * factor)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The centre."""
+        return torch.zeros_like(like)
+
+    def unbounded(self) -> None:
+        """None: every direction is bounded."""
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """−t (AᵀA)⁻¹g / ‖A⁻ᵀg‖, by the triangular factor of A."""
+        triangle = self._axes.triangle
+        y = _solve(triangle.mT, g, upper=False)
+        size = norm(y).unsqueeze(-1)
+        some = size > 0
+        unit = torch.where(some, y / torch.where(some, size, 1), 0)
+        return -parameters.columns(self.radius, g) * _solve(triangle, unit, upper=True)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """−t ‖A⁻ᵀg‖₂."""
+        return -self._radius * norm(_solve(self._axes.triangle.mT, g, upper=False))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """The vertex, which is smooth in g by itself."""
+        return self.vertex(g)
+
+    def atoms(self) -> None:
+        """None: every point of the boundary is a vertex."""
+
+    def violation(self, x: Tensor) -> Tensor:
+        """max(0, ‖Ax‖ − t)."""
+        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, scaled back where it is outside."""
+        # an x rounded along a short axis may be outside again; the last room is enough for that
+        size = self._size(x.detach())
+        loss = norm(_times(self.A.detach().double().abs(), x.detach().double().abs()))
+        worst = 4 + 2 * loss / torch.where(size > 0, size, 1)
+        x = scaled_into(x, size, self._radius)
+        for units in (8.0, worst):
+            x = scaled_into(x, self._size(x.detach()), self._radius, units=units)
+        return x
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """By the secular equation along the principal axes."""
+        axes = self._axes
+        y = (z.unsqueeze(-2) @ axes.right).squeeze(-2)
+        radius = self._radius.detach().expand(z.shape[:-1])
+        moved = project_lp(2.0, axes.scale.expand_as(y), radius, y)
+        x = (moved.unsqueeze(-2) @ axes.right.mT).squeeze(-2)
+        return torch.where((moved == y).all(-1, keepdim=True), z, x)
+
+    def diameter(self, n: int) -> Tensor:
+        """2t over the least singular value."""
+        return 2 * self._radius / self._axes.scale[..., -1]
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> EllipsoidFace:
+        """All directions but the normal, where ‖Ax‖ = t and x is pushed outwards.
+
+        See `dfwlayer.linalg.scale`.
+        """
+        finfo = torch.finfo(x.dtype)
+        A, radius = self.A.detach(), self._radius.detach()
+        image = _times(A, x)
+        size = norm(image)
+        some = size > 0
+        length = torch.where(some, size, 1)
+        multiplier = -dot(g, x) / length
+        if scale is None:
+            # what rounding of x does to ‖Ax‖
+            loss = self._axes.scale[..., 0] * norm(x)
+            tight = radius - size <= 8 * finfo.eps * (x.shape[-1] ** 0.5 * radius + loss)
+        else:
+            normal = _times(A.mT, image / length.unsqueeze(-1))
+            gauge = x / length.unsqueeze(-1)
+            slack = (radius - size).unsqueeze(-1)
+            tight = scale.felt(multiplier.unsqueeze(-1), slack, normal, gauge).squeeze(-1)
+        active = tight & (multiplier > 0) & some
+        free = (radius > 0).unsqueeze(-1).expand_as(x)
+        multiplier = torch.where(active & (radius > 0), multiplier, 0)
+        return EllipsoidFace(self.A, self._radius, x, free, multiplier.unsqueeze(-1))
+
+    @property
+    def _radius(self) -> Tensor:
+        radius = self.radius
+        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
+
+    @property
+    def _axes(self) -> _Axes:
+        """Found once per solve; for a set of the user's anew, as its graph may be gone."""
+        return self._bound_axes if self._bound else _Axes.of(self.A)
+
+    @cached_property
+    def _bound_axes(self) -> _Axes:
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            return _Axes.of(self.A)
+
+    def _size(self, x: Tensor) -> Tensor:
+        """‖Ax‖ in double precision."""
+        return norm(_times(self.A.detach().double(), x.double()))
+
+
+class _Axes(NamedTuple):
+    """A = QR, and the singular values and right singular vectors of R, which are those of A."""
+
+    triangle: Tensor  # (..., n, n), with the gradient of A
+    scale: Tensor  # (..., n), descending
+    right: Tensor  # (..., n, n), a column for each
+
+    @staticmethod
+    def of(A: Tensor) -> _Axes:
+        """From A (..., m, n)."""
+        triangle = torch.linalg.qr(A)[1]
+        _, scale, right = torch.linalg.svd(triangle.detach())
+        return _Axes(triangle, scale, right.mT)
+
+
+@dataclass(frozen=True)
+class EllipsoidFace:
+    """h(x; A) = ‖Ax‖₂ with ∇h = AᵀAx/h and ∇²h = (AᵀA − ∇h ∇hᵀ)/h."""
+
+    A: Tensor
+    radius: Tensor
+    x: Tensor
+    free: Tensor  # False for problems of radius 0
+    multiplier: Tensor  # (..., 1)
+
+    @property
+    def bends(self) -> bool:
+        """Everywhere."""
+        return True
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """v, or 0 for radius 0."""
+        return v * self.free
+
+    @cached_property
+    def normals(self) -> tuple[Tensor, ...]:
+        """∇h where the constraint is active."""
+        return (torch.where(self.multiplier > 0, self._slope(self.A.detach()), 0),)
+
+    def curvature(self, v: Tensor) -> Tensor:
+        """λ AᵀAv/h; the rest of C vanishes on the tangent space."""
+        A = self.A.detach()
+        return self._bend * _times(A.mT, _times(A, v))
+
+    @cached_property
+    def _bend(self) -> Tensor:
+        """λ/h."""
+        size = norm(_times(self.A.detach(), self.x)).unsqueeze(-1)
+        return torch.where(self.multiplier > 0, self.multiplier / size, 0)
+
+    def curvature_diagonal(self) -> None:
+        """None: AᵀA is not diagonal."""
+
+    def force(self) -> Tensor:
+        """λ AᵀAx/‖Ax‖."""
+        return self.multiplier * self._slope(self.A)
+
+    def excess(self) -> Tensor:
+        """‖Ax‖ − t where the constraint is active, 0 elsewhere."""
+        size = norm(_times(self.A, self.x)) - self.radius
+        return torch.where(self.multiplier > 0, size.unsqueeze(-1), 0)
+
+    def pinned(self) -> Tensor:
+        """0."""
+        return torch.zeros_like(self.x)
+
+    def _slope(self, A: Tensor) -> Tensor:
+        """AᵀAx/‖Ax‖, 0 at the centre."""
+        y = _times(A, self.x)
+        active = self.multiplier > 0
+        size = norm(torch.where(active, y, 1)).unsqueeze(-1)
+        return torch.where(active, _times(A.mT, y / size), 0)
+
+
+def _times(A: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
+    """A x, the A shared or one per problem."""
+    if A.dim() == 2:
+        return x @ A.mT
+    return (A @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _solve(triangle: Tensor, y: Tensor, *, upper: bool) -> Tensor:  # (..., n, n), (..., n)
+    """The x with triangle x = y."""
+    shared = triangle.dim() == 2 and y.dim() == 2
+    columns = y.mT if shared else y.unsqueeze(-1)
+    x: Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
+    return x.mT if shared else x.squeeze(-1)

@@ -1,0 +1,242 @@
+"""The ball of group norms, Σ_g w_g ‖x_g‖₂ ≤ t."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.balls.groups import Groups
+from dfwlayer.constraints.balls.lp_ball import LpBall
+from dfwlayer.constraints.balls.scaling import scaled_into
+from dfwlayer.constraints.composed.shifted import Centred
+from dfwlayer.linalg.rows import Scalar
+from dfwlayer.linalg.scale import Scale
+
+__all__ = ["GroupBall"]
+
+
+@dataclass(frozen=True)
+class GroupBall(Centred):
+    """{x : Σ_g w_g ‖x_g‖₂ ≤ t}, which makes whole groups of coordinates zero (group lasso).
+
+    Args:
+        groups: The indices of each group, ``[[0, 1], [2, 3, 4]]``, or the label of every
+            coordinate, ``[0, 0, 1, 1, 1]`` or an integer tensor. Indices count the entries of a
+            matrix row by row; labels may have its shape. Every coordinate is in one group.
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        weight: w, (G,) or (B, G), None for ones. Only |w| matters; a zero weight leaves its
+            group unconstrained.
+        centre: c, of the variable's shape, with or without a batch; with it the set is
+            Σ_g w_g ‖x_g − c_g‖₂ ≤ t, a `Shifted` ball.
+
+    """
+
+    groups: Sequence[Sequence[int]] | Sequence[int] | Tensor | Groups
+    radius: float | Tensor = 1.0
+    weight: Tensor | None = None
+    _: KW_ONLY
+    centre: InitVar[float | Tensor | None] = None
+    _bound: bool = field(default=False, repr=False, compare=False)
+
+    def __post_init__(self, centre: float | Tensor | None) -> None:
+        object.__setattr__(self, "groups", Groups.of(self.groups))
+        ball = LpBall(1, self.radius, self.weight)  # checks the two
+        object.__setattr__(self, "radius", ball.radius)
+
+    @property
+    def _groups(self) -> Groups:
+        return Groups.of(self.groups)
+
+    @property
+    def _ball(self) -> LpBall:
+        """The ℓ1 ball of the group norms."""
+        return self._bound_ball if self._bound else LpBall(1, self.radius, self.weight)
+
+    @cached_property
+    def _bound_ball(self) -> LpBall:
+        radius = torch.as_tensor(self.radius)
+        with torch.enable_grad():  # a method may be the first to ask, and it runs without
+            ball = LpBall(1, radius, self.weight)
+            return ball.bind((self._groups.count,), radius.dtype, radius.device)
+
+    def _like(self, ball: LpBall, bound: bool) -> GroupBall:
+        return replace(self, radius=ball.radius, weight=ball.weight, _bound=bound)
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of weight (B, G) and radius (B,)."""
+        return self._ball.batch_sizes((self._groups.count,))
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> GroupBall:
+        """Check the groups against the variable, and the parameters against the groups."""
+        self._groups.check_covers(torch.Size(shape).numel())
+        return self._like(self._ball.bind((self._groups.count,), dtype, device), bound=True)
+
+    def float32(self) -> GroupBall:
+        """Half-precision parameters in float32."""
+        return self._like(self._ball.float32(), bound=False)
+
+    def verified(self) -> tuple[GroupBall, Tensor | None]:
+        """Finite weights, finite radii that are not negative."""
+        return self, self._ball.verified()[1]
+
+    def replace_rows(self, bad: Tensor) -> GroupBall:
+        """Flagged problems get weight and radius one."""
+        return self._like(self._ball.replace_rows(bad), bound=True)
+
+    def rows(self, index: Tensor) -> GroupBall:
+        """The sets of the problems at these positions."""
+        return self._like(self._ball.rows(index), bound=True)
+
+    def scaled(self, factor: Tensor) -> GroupBall:
+        """The ball with another radius."""
+        return self._like(self._ball.scaled(factor), bound=True)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The centre."""
+        return torch.zeros_like(like)
+
+    def unbounded(self) -> Tensor | None:
+        """Coordinates of the groups of zero weight."""
+        mask = self._ball.unbounded()
+        return None if mask is None else self._groups.spread(mask)
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """−(t/w_g) g_g/‖g_g‖ at the group with the largest ‖g_g‖/w_g, 0 elsewhere."""
+        return self._along(g, self._ball.vertex(self._groups.norms(g)))
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """−t max_g ‖g_g‖/w_g."""
+        return self._ball.lowest(self._groups.norms(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """−(t/w_g) g_g/‖g_g‖ softmax(t‖g_g‖/(w_g τ)), the soft vertex of the ℓ1 ball by groups."""
+        return self._along(g, self._ball.soft_vertex(self._groups.norms(g), temperature))
+
+    def _along(self, g: Tensor, length: Tensor) -> Tensor:  # (..., n), (..., G) -> (..., n)
+        return self._groups.spread(length) * self._groups.units(g)
+
+    def atoms(self) -> None:
+        """None: the vertices are spheres."""
+
+    def violation(self, x: Tensor) -> Tensor:
+        """max(0, Σ_g w_g ‖x_g‖₂ − t)."""
+        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, scaled back where it is outside."""
+        unbounded = self.unbounded()
+        moved = None if unbounded is None else ~unbounded
+        return scaled_into(x, self._size(x.detach()), self._radius, moved)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """Each group shrinks to its part of the projection of the group norms."""
+        norms = self._groups.norms(z)
+        guess = None if near is None else self._groups.norms(near)
+        shrunk = self._ball.project(norms, near=guess)
+        if shrunk is norms:
+            return z
+        same = self._groups.spread(shrunk == norms)
+        return torch.where(same, z, self._groups.spread(shrunk) * self._groups.units(z, norms))
+
+    def diameter(self, n: int) -> Tensor:
+        """2 max t/w."""
+        return self._ball.diameter(self._groups.count)
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> GroupFace:
+        """The groups that are not zero, told like the support of a point of the ℓ1 ball."""
+        groups = self._groups
+        norms = groups.norms(x)
+        along = groups.sums(g * groups.units(x, norms))
+        pull = torch.where(norms > 0, along, groups.norms(g))
+        if scale is not None:
+            scale = Scale(*(groups.norms(part.expand_as(x)) for part in scale))
+        outer = self._ball.face(norms, pull, scale)
+        return GroupFace(groups, outer.weight, self._radius, x, outer.free, outer.multiplier)
+
+    @property
+    def _radius(self) -> Tensor:
+        radius = self.radius
+        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
+
+    def _size(self, x: Tensor) -> Tensor:
+        """Σ_g w_g ‖x_g‖₂ in double precision."""
+        norms = self._groups.norms(x.double())
+        if self.weight is not None:
+            norms = norms * self.weight.detach().abs()
+        return norms.sum(-1)
+
+
+@dataclass(frozen=True)
+class GroupFace:
+    """Free groups, bounded by h(x; w) = Σ_g w_g ‖x_g‖₂; see `dfwlayer.constraints.Face`.
+
+    With u = x_g/‖x_g‖ in each group, ∇h = w_g u and ∇²h = w_g/‖x_g‖ (I − uuᵀ).
+    """
+
+    groups: Groups
+    weight: Tensor  # |w|, (1,), (G,) or (B, G)
+    radius: Tensor
+    x: Tensor  # (..., n)
+    free_groups: Tensor  # (..., G)
+    multiplier: Scalar
+
+    @property
+    def bends(self) -> bool:
+        """Within groups."""
+        return True
+
+    @cached_property
+    def free(self) -> Tensor:
+        """Coordinates of free groups."""
+        return self.groups.spread(self.free_groups)
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """v on the free groups."""
+        return v * self.free
+
+    @cached_property
+    def normals(self) -> tuple[Tensor, ...]:
+        """∇h where the constraint is active."""
+        slope = self._slope(self.weight.detach()) * self.free
+        active = torch.as_tensor(self.multiplier > 0, device=slope.device)
+        return (torch.where(active, slope, 0),)
+
+    def curvature(self, v: Tensor) -> Tensor:
+        """λ w_g/‖x_g‖ (v_g − u⟨u, v_g⟩) on the free groups."""
+        units, bend = self._bend
+        along = self.groups.spread(self.groups.sums(units * v))
+        return bend * (v - units * along)
+
+    @cached_property
+    def _bend(self) -> tuple[Tensor, Tensor]:
+        """u, and λw/‖x_g‖ for every coordinate."""
+        norms = self.groups.norms(self.x)
+        usable = self.free_groups & (norms > 0)
+        over = torch.where(usable, self.weight.detach() / torch.where(usable, norms, 1), 0)
+        return self.groups.units(self.x, norms), self.groups.spread(over) * self.multiplier
+
+    def curvature_diagonal(self) -> None:
+        """None: each group has a block."""
+
+    def force(self) -> Tensor:
+        """λ w_g x_g/‖x_g‖."""
+        return self.multiplier * self._slope(self.weight)
+
+    def excess(self) -> Tensor:
+        """h(x; w) − t where the constraint is active, 0 elsewhere."""
+        size = (self.weight * self.groups.norms(self.x)).sum(-1)
+        active = torch.as_tensor(self.multiplier > 0, device=size.device)
+        return torch.where(active, (size - self.radius).unsqueeze(-1), 0)
+
+    def pinned(self) -> Tensor:
+        """0."""
+        return torch.zeros_like(self.x)
+
+    def _slope(self, weight: Tensor) -> Tensor:
+        """w_g x_g/‖x_g‖."""
+        each = self.free_groups.to(self.x.dtype) * weight
+        return self.groups.spread(each) * self.groups.units(self.x)

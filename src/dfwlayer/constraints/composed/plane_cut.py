@@ -1,0 +1,480 @@
+"""The part of a set that lies in a plane: an affine equality on top of bounds and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints import parameters
+from dfwlayer.constraints.balls.lp_ball import LpBall
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, fault, merged, rows
+from dfwlayer.constraints.polyhedra.box import Box
+from dfwlayer.constraints.polyhedra.k_sparse import KSparse
+from dfwlayer.constraints.polyhedra.knapsack import (
+    Knapsack,
+    clipped,
+    falling_root,
+    power_of_two,
+    reduced,
+)
+from dfwlayer.constraints.polyhedra.l1_box import L1Box
+from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
+from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
+from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
+from dfwlayer.linalg.rows import any_row, common_shape
+from dfwlayer.linalg.scale import ROUNDING, Scale
+from dfwlayer.solution import Status
+
+__all__ = ["PlaneCut"]
+
+MOST = 60  # steps for the vertex; each ends the search on one of finitely many pieces
+PASSES = 8  # most times a projection moves its origin; one is enough unless z is far out
+Base = Box | CappedSimplex | KSparse | L1Box | Simplex
+
+
+@dataclass(frozen=True)
+class PlaneCut(PolyhedralSet):
+    """{x ∈ S : ⟨a, x⟩ = b}, such as a budget Σ x_i = 1 on top of a limit ‖x‖₁ ≤ t.
+
+    With a multiplier μ for the equation everything is a question to S: the projection is that of
+    z − μa, the vertex a mix of two for g + μa, and μ is found by a search in one dimension.
+
+    Args:
+        constraint: S, one of `Box`, `CappedSimplex`, `KSparse`, `L1Box`, `Simplex`, or `LpBall`
+            with p = 1, with bounds for every coordinate.
+        normal: a, a number, (n,) or (B, n).
+        level: b, a number, a 0-d tensor or (B,), which ⟨a, x⟩ has to take somewhere on S.
+
+    """
+
+    constraint: Constraint
+    normal: Value = 1.0
+    level: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {"normal": Kind.ENTRIES, "level": Kind.NUMBER}
+    harmless: ClassVar[Mapping[str, float]] = {"normal": 0.0, "level": 0.0}
+    lengths: ClassVar[frozenset[str]] = frozenset(("level",))
+
+    def __post_init__(self) -> None:
+        base = self.constraint
+        if isinstance(base, LpBall) and base.p == 1:
+            base = L1Box(base.radius, base.weight, -torch.inf, torch.inf)
+            object.__setattr__(self, "constraint", base)
+        if not isinstance(base, Base):
+            found = (
+                f"LpBall with p = {base.p:g}" if isinstance(base, LpBall) else type(base).__name__
+            )
+            raise ValueError(
+                "constraint: expected Box, CappedSimplex, KSparse, L1Box, Simplex or LpBall with "
+                f"p = 1, got {found}"
+            )
+        parameters.check(self, self.kinds)
+
+    @property
+    def base(self) -> Base:
+        """S."""
+        assert isinstance(self.constraint, Base)
+        return self.constraint
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        facets = self.base.facets(like)
+        normal = rows(self.normal, like)
+        normal = normal if normal.dim() else normal.unsqueeze(-1)
+        equation = Equation(normal, columns(self.level, like))
+        return facets._replace(equations=(*facets.equations, equation))
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of S, of the normal (B, *shape) and of the level (B,)."""
+        return self.base.batch_sizes(shape) | super().batch_sizes(shape)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlaneCut:
+        """See `Constraint`."""
+        bound = replace(self, constraint=self.base.bind(shape, dtype, device))
+        return parameters.bind(bound, self.kinds, shape, dtype, device)
+
+    def float32(self) -> PlaneCut:
+        """See `Constraint`."""
+        return parameters.float32(replace(self, constraint=self.base.float32()), self.kinds)
+
+    def verified(self) -> tuple[PlaneCut, Tensor | None]:
+        """Finite parameters, and a plane that meets S."""
+        _, bad = self.base.verified()
+        bad = merged(bad, parameters.flagged(self, self.kinds))
+        sound = self if bad is None else self.replace_rows(bad != 0)
+        return self, merged(bad, sound.check_values())
+
+    def replace_rows(self, bad: Tensor) -> PlaneCut:
+        """Flagged problems get a plane that is everything."""
+        sound = replace(self, constraint=self.base.replace_rows(bad))
+        return parameters.replace_rows(sound, self.kinds, bad, self.harmless)
+
+    def rows(self, index: Tensor) -> PlaneCut:
+        """See `PolyhedralSet`."""
+        return replace(super().rows(index), constraint=self.base.rows(index))
+
+    def scaled(self, factor: Tensor) -> PlaneCut:
+        """See `PolyhedralSet`."""
+        return replace(super().scaled(factor), constraint=self.base.scaled(factor))
+
+    def check_values(self) -> Tensor | None:
+        """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
+        unbounded = self.base.unbounded()
+        if unbounded is not None:
+            loose = fault(
+                unbounded.any(-1),
+                Status.INVALID,
+                lambda: (
+                    "constraint: expected bounds for every coordinate below a PlaneCut, found one "
+                    "without; give it large ones"
+                ),
+            )
+            assert loose is not None
+            return merged(loose, self.replace_rows(loose != 0).check_values())
+        facets = self.facets(torch.as_tensor(self.normal)).detach()
+        normal, level = facets.equations[-1]
+        shape = common_shape(*(part.shape for part in facets.tensors()))
+        slope = normal.expand(shape)
+        ends = self.base.vertex(slope), self.base.vertex(-slope)
+        low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
+        # the range is a sum that may be small compared to its terms
+        size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
+        rounding = 16 * torch.finfo(normal.dtype).eps * size
+        missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
+        return fault(
+            (missed > 0).squeeze(-1),
+            Status.INFEASIBLE,
+            lambda: (
+                f"level: expected a number between {float(low):g} and {float(high):g}, the range "
+                f"of ⟨normal, x⟩ on the set, found {float(level):g}"
+            ),
+        )
+
+    def start(self, like: Tensor) -> Tensor:
+        """The point next to where S starts."""
+        return self.retract(self.project(self.base.start(like)))
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """A mix of two vertices of S on either side of the plane, both minimal for a g + μa."""
+        equation, at = self._equation(g), g.detach()
+        found = self._dual(at)
+        low, high = self.base.vertex(found.below), self.base.vertex(found.above)
+        return _mixed(low, high, equation)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """max over μ of min ⟨g + μa, s⟩ − μb over S."""
+        return self._dual(g.detach()).value.squeeze(-1)
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """The soft vertex of S for g + μa, with μ such that it is in the plane."""
+        base = self.base
+        a, b = self._equation(g)
+
+        def off(mu: Tensor) -> Tensor:
+            return (a * base.soft_vertex(g + mu * a, temperature)).sum(-1, keepdim=True) - b
+
+        def evaluate(mu: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                at = mu.detach().requires_grad_()
+                value = off(at)
+                (slope,) = torch.autograd.grad(value.sum(), at)
+            return value.detach(), -slope
+
+        none = torch.zeros_like(g[..., :1]).detach()
+        with torch.no_grad():
+            mu = falling_root(evaluate, none - torch.inf, none + torch.inf, none, b.abs())
+            _, width = evaluate(mu)
+        if torch.is_grad_enabled():
+            # a Newton step from the solution is zero, but its derivatives are those of the solution
+            mu = mu + torch.where(width > 0, off(mu) / torch.where(width > 0, width, 1), 0)
+        return base.soft_vertex(g + mu * a, temperature)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, or its projection where it is outside by more than rounding, moved into the plane."""
+        a, b = (part.detach().double() for part in self._equation(x))
+        at, eps = x.detach(), torch.finfo(x.dtype).eps
+        inner = self.base.retract(at)
+        size = (a * inner).abs().sum(-1, keepdim=True) + b.abs()
+        missing = b - (a * inner).sum(-1, keepdim=True)
+        exact = (missing.abs() <= 0.5 * eps * size) & (inner == at).all(-1, keepdim=True)
+        if x.device.type == "cpu" and bool(exact.all()):
+            return x
+        far = missing.abs() > eps**0.5 * size
+        if any_row(far):
+            inner = torch.where(far, self.base.retract(self.project(at)), inner)
+        missing = b - (a * inner).sum(-1, keepdim=True)
+        along = self._along(inner).double()
+        reach = (a * along).sum(-1, keepdim=True)
+        step = torch.where(reach > 0, missing / torch.where(reach > 0, reach, 1), 0)
+        lower, upper, *_ = self.facets(x).detach()
+        moved = clipped((inner + step * along).to(x.dtype), lower, upper)
+        moved = self._between(self._drawn_in(moved))
+        moved = torch.where(exact, at, moved)
+        return x + (moved - at) if x.requires_grad else moved
+
+    def _between(self, x: Tensor) -> Tensor:
+        """x in S, and where it is off the plane, the point between it and one on the other side.
+
+        That is for an x whose face of S has no direction out of the plane. The vertices of S with
+        the least and the largest ⟨a, s⟩ lie on either side.
+        """
+        a, b = (part.detach().double() for part in self._equation(x))
+        wide = x.double()
+        missing = b - (a * wide).sum(-1, keepdim=True)
+        size = (a * wide).abs().sum(-1, keepdim=True) + b.abs()
+        off = missing.abs() > 4 * torch.finfo(x.dtype).eps * size
+        if not any_row(off):
+            return x
+        end = self.base.vertex((-torch.sign(missing) * a).expand_as(wide)).detach()
+        way = (a * (end - wide)).sum(-1, keepdim=True)
+        share = torch.where(way != 0, missing / torch.where(way != 0, way, 1), 0).clamp(0, 1)
+        return torch.where(off, (wide + share * (end - wide)).to(x.dtype), x)
+
+    def _drawn_in(self, x: Tensor) -> Tensor:
+        """x, and where moving it into the plane has carried it out of S, a little further in."""
+        eps = torch.finfo(x.dtype).eps
+        outside = self.base.violation(x) > 2 * eps * x.abs().amax(-1)
+        if not any_row(outside):
+            return x
+        middle = self.project(torch.zeros_like(x))
+        for share in (4 * eps, 16 * eps, 64 * eps):
+            closer = x + share * (middle - x)
+            inside = outside & (self.base.violation(closer) == 0)
+            x = torch.where(inside.unsqueeze(-1), closer, x)
+            outside = outside & ~inside
+            if not any_row(outside):
+                break
+        return x
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """The projection of z − μa onto S, with μ such that it is in the plane."""
+        with torch.no_grad():
+            a, b = self._equation(z)
+            if isinstance(self.base, Box):
+                return self._clip(z, a, b)
+            unit = power_of_two(a).double()
+            a, b = a.double() / unit, b.double() / unit
+            x = at = z.double()
+            guess = self._first(at, a, b, near)
+            off = torch.ones_like(guess, dtype=torch.bool)
+            for _ in range(PASSES):
+                mu = self._multiplier(at, a, b, guess)
+                moved = reduced(at, mu, a.expand_as(at))
+                # where ⟨a, x⟩ takes one value on S, there is no μ to be found, and none is needed
+                at = torch.where(torch.isfinite(moved).all(-1, keepdim=True), moved, at)
+                x = torch.where(off, self.base.project(at), x)
+                excess = (a * x).sum(-1, keepdim=True) - b
+                size = (a * x).abs().sum(-1, keepdim=True) + b.abs()
+                off = excess.abs() > 16 * torch.finfo(x.dtype).eps * size
+                if not any_row(off):
+                    break
+                # so far out that μ, or what S takes away, hides what is left
+                at, guess = self._nearer(at, x), torch.zeros_like(mu)
+            x = self._between(x)
+            if any_row(off):  # where z is further out still, the projection is a vertex
+                wide = z.double()
+                far = self.vertex(-wide)
+                gain = (wide * (far - x)).sum(-1, keepdim=True)
+                cost = 0.5 * ((far - x) * (far + x)).sum(-1, keepdim=True)
+                x = torch.where(off & (gain > cost), far, x)
+            return self._snapped(x, z.dtype)
+
+    def _snapped(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in a dtype, with entries that are zero, or at a bound, up to rounding, there."""
+        lower, upper, *_ = self.base.facets(x).detach()
+        rounding = max(16 * torch.finfo(x.dtype).eps, torch.finfo(dtype).eps)
+        margin = rounding * x.abs().amax(-1, keepdim=True)
+        x = torch.where(x.abs() <= margin, 0, x)
+        x = torch.where(x - lower <= margin, lower, torch.where(upper - x <= margin, upper, x))
+        return x.to(dtype)
+
+    def _first(self, z: Tensor, a: Tensor, b: Tensor, near: Tensor | None) -> Tensor:
+        """A μ to begin with."""
+        guess = _to_plane(z, a, b)
+        if near is None:
+            return guess
+        # exact where the result is on the face of this one
+        along = self._along(near.double()) / power_of_two(self._equation(z).slope)
+        width = (a * along).sum(-1, keepdim=True)
+        sure = width > self._vanishing(a, z)
+        step = (along * (z - near)).sum(-1, keepdim=True)
+        return torch.where(sure, step / torch.where(sure, width, 1), guess)
+
+    def _multiplier(self, z: Tensor, a: Tensor, b: Tensor, guess: Tensor) -> Tensor:
+        """μ, up to the rounding of numbers of the size of z; a of size one."""
+        unit, least = power_of_two(self._equation(z).slope), self._vanishing(a, z)
+
+        def evaluate(mu: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.base.project(z - mu * a)
+            along = self._along(x) / unit
+            width = (a * along).sum(-1, keepdim=True)
+            return (a * x).sum(-1, keepdim=True) - b, torch.where(width > least, width, 0)
+
+        endless = torch.full_like(guess, torch.inf)
+        size = b.abs() + (a * self.base.project(z - guess * a)).abs().sum(-1, keepdim=True)
+        scale = z.abs().amax(-1, keepdim=True) + b.abs()
+        return falling_root(evaluate, -endless, endless, guess, size, unit=scale)
+
+    @staticmethod
+    def _vanishing(a: Tensor, like: Tensor) -> Tensor:
+        """Less than this of ‖a‖² along a face is rounding."""
+        square = (a * a).expand_as(like).sum(-1, keepdim=True)
+        return 1e3 * torch.finfo(like.dtype).eps * square
+
+    def _nearer(self, z: Tensor, x: Tensor) -> Tensor:
+        """z without a multiple of the normal of S at its projection x, which is that of both.
+
+        The multiple is told from a coordinate between its bounds. Of an inequality Σ w|x| ≤ t a
+        little less is taken, so that it stays active.
+        """
+        lower, upper, weight, radius, _ = self.base.facets(x).detach()
+        size = x.abs()
+        room = torch.minimum(size, torch.where(x < 0, -lower, upper) - size)
+        # where no coordinate is inside, the last that is not zero is the next to be
+        last = torch.where(size > 0, -(z if weight is None else z.abs()), -torch.inf)
+        rank = torch.where((room > 0).any(-1, keepdim=True), room, last)
+        k = rank.argmax(-1, keepdim=True)
+        if weight is None:
+            return z - (z - x).gather(-1, k)
+        assert radius is not None
+        each = weight.expand_as(z)
+        theta = (z - x).abs().gather(-1, k) / each.gather(-1, k)
+        rounding = 64 * torch.finfo(z.dtype).eps * (z.abs().amax(-1, keepdim=True) + theta)
+        theta = (theta - rounding / each.amin(-1, keepdim=True)).clamp_min(0)
+        outside = (weight * clipped(z, lower, upper).abs()).sum(-1, keepdim=True) > radius
+        rest = reduced(z.abs(), theta, each).clamp_min(0)
+        usable = outside & torch.isfinite(theta)
+        return torch.where(usable, torch.copysign(rest, z), z)
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
+        """The face of S, with one more normal.
+
+        Where x is at a vertex of S, as far as a is concerned, the coordinates do not tell μ. But
+        x minimises ⟨g, s⟩, and that does.
+        """
+        face = super().face(x, g, scale)
+        if scale is None or isinstance(self.base, Box):
+            return face
+        a = self._equation(x).slope.detach()
+        width = (a * self._along(x)).sum(-1, keepdim=True)
+        stuck = width <= torch.finfo(x.dtype).eps ** 0.5 * (a * a).expand_as(x).sum(
+            -1, keepdim=True
+        )
+        if not any_row(stuck):
+            return face
+        mu = self._dual(g).multiplier
+        rounding = ROUNDING * torch.finfo(x.dtype).eps
+        below = self.base.face(x, g + mu * a, scale.noisier(rounding * (mu * a).abs()))
+        normals = (*below.normals, a * below.free)
+        return replace(
+            face,
+            free=torch.where(stuck, below.free, face.free),
+            multiplier=torch.where(stuck, torch.cat((below.multiplier, mu), -1), face.multiplier),
+            normals=tuple(
+                torch.where(stuck, n, m) for n, m in zip(normals, face.normals, strict=True)
+            ),
+            side=_chosen(stuck, below.side, face.side),
+            bound=_chosen(stuck, below.bound, face.bound),
+        )
+
+    def diameter(self, n: int) -> Tensor:
+        """At most that of S."""
+        return self.base.diameter(n)
+
+    def _clip(self, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """The projection for a box."""
+        lower, upper, *_ = self.facets(z)
+        return Knapsack(z, a, lower, upper, b).nearest()
+
+    def _equation(self, like: Tensor) -> Equation:
+        return self.facets(like).equations[-1]
+
+    def _along(self, x: Tensor) -> Tensor:
+        """a, as far as it is in the tangent space of the face of S on which x lies."""
+        wide = x.double()  # in which the squares of weights stay within range
+        lower, upper, weight, radius, equations = self.base.facets(wide).detach()
+        eps = torch.finfo(x.dtype).eps
+        margin = 8 * eps * wide.abs().amax(-1, keepdim=True)
+        free = (wide - lower > margin) & (upper - wide > margin)
+        normals = [n for n, _ in equations]
+        if weight is not None and radius is not None:
+            size = (weight * wide.abs()).sum(-1, keepdim=True)
+            tight = size >= radius * (1 - 8 * eps * x.shape[-1] ** 0.5)
+            free = free & ((wide.abs() > margin) | (weight == 0) | ~tight)
+            normals.append(torch.where(tight, weight * torch.sign(wide), 0))
+        along = self._equation(wide).slope.detach() * free
+        for n in normals:  # there is one at most
+            own = n / power_of_two(n) * free
+            square = (own * own).sum(-1, keepdim=True)
+            share = (own * along).sum(-1, keepdim=True) / torch.where(square > 0, square, 1)
+            along = along - share * own
+        return along.to(x.dtype)
+
+    @torch.no_grad()
+    def _dual(self, g: Tensor) -> _Dual:
+        """The largest min ⟨g + μa, s⟩ − μb.
+
+        The minimum is concave in μ and piecewise linear, a piece for each vertex s. Two pieces, one
+        rising and one falling, meet at the next μ; where no third one is lower, that is the top.
+        """
+        a, b = self._equation(g)
+        below, above = a.expand_as(g), (-a).expand_as(g)
+        low, high = self.base.vertex(below), self.base.vertex(above)
+        best = torch.full_like(g[..., :1], -torch.inf)
+        at = torch.zeros_like(best)
+        going = torch.ones_like(best, dtype=torch.bool)
+        eps = torch.finfo(g.dtype).eps
+        for _ in range(MOST):
+            rise, fall = (((a * s).sum(-1, keepdim=True) - b) for s in (high, low))
+            width = rise - fall
+            cost, other = ((g * s).sum(-1, keepdim=True) for s in (high, low))
+            mu = torch.where(width > 0, (other - cost) / torch.where(width > 0, width, 1), 0)
+            turned = g + mu * a
+            s = self.base.vertex(turned)
+            value = (turned * s).sum(-1, keepdim=True) - mu * b
+            at = torch.where(value > best, mu, at)
+            best = torch.maximum(best, value)
+            top = cost + mu * rise
+            size = (turned * s).abs().sum(-1, keepdim=True) + (mu * b).abs() + top.abs()
+            going = going & (width > 0) & (top - value > 4 * eps * size)
+            if not any_row(going):
+                break
+            side = (a * s).sum(-1, keepdim=True) >= b
+            upward, downward = going & side, going & ~side
+            high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
+            low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
+        return _Dual(best, at, below, above)
+
+
+class _Dual(NamedTuple):
+    """A linear function over the set as one over S."""
+
+    value: Tensor  # (..., 1), its minimum
+    multiplier: Tensor  # (..., 1), μ
+    below: Tensor  # (..., n), a g + μa whose vertex is below the plane, or in it
+    above: Tensor  # (..., n), one whose vertex is above
+
+
+def _chosen(rows: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Rows of one or the other, where there are any."""
+    return None if a is None or b is None else torch.where(rows, a, b)
+
+
+def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The μ for which z − μa is in the plane."""
+    square = (a * a).expand_as(z).sum(-1, keepdim=True)
+    return ((a * z).sum(-1, keepdim=True) - b) / torch.where(square > 0, square, 1)
+
+
+def _mixed(low: Tensor, high: Tensor, equation: Equation) -> Tensor:
+    """The point between two in which ⟨a, x⟩ = b."""
+    a, b = equation
+    least, most = ((a * s).sum(-1, keepdim=True) for s in (low, high))
+    width = most - least
+    share = torch.where(width > 0, (b - least) / torch.where(width > 0, width, 1), 0)
+    return low + share.clamp(0, 1) * (high - low)

@@ -1,0 +1,321 @@
+"""A product of sets: each over its own block of consecutive coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfwlayer.arguments import as_sizes
+from dfwlayer.constraints import parameters
+from dfwlayer.constraints.base import (
+    Atoms,
+    Constraint,
+    Face,
+    constraint_is_shifted,
+    rows_of_set,
+    scaled_set,
+)
+from dfwlayer.constraints.composed.shifted import Shifted
+from dfwlayer.linalg.rows import common_shape
+from dfwlayer.linalg.scale import Scale
+
+__all__ = ["Product"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """S_1 × … × S_m: the first block of the variable in S_1, the next one in S_2, and so on.
+
+    Args:
+        sets: S_1 … S_m, any sets, each with its own parameters.
+        sizes: How many coordinates each one has, or, for a set of matrices, their shape.
+
+    """
+
+    sets: Sequence[Constraint]
+    sizes: Sequence[int | tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        for name, value in (("sets", self.sets), ("sizes", self.sizes)):
+            if not isinstance(value, list | tuple):
+                raise ValueError(
+                    f"{name}: expected a list with one for each block, got {type(value).__name__}"
+                )
+        sets, sizes = tuple(self.sets), tuple(self.sizes)
+        if not sets or len(sets) != len(sizes):
+            raise ValueError(
+                f"sizes: expected one for each of the sets, got {len(sizes)} for {len(sets)} sets"
+            )
+        for i, part in enumerate(sets):
+            if isinstance(part, type) or not hasattr(part, "vertex"):
+                raise ValueError(
+                    f"sets[{i}]: expected a set such as LpBall, got {type(part).__name__}"
+                )
+        shapes = []
+        for i, size in enumerate(sizes):
+            entries = size if isinstance(size, list | tuple) else (size,)
+            shape = as_sizes(f"sizes[{i}]", entries, "a positive integer or a shape")
+            shapes.append(shape if isinstance(size, list | tuple) else shape[0])
+        object.__setattr__(self, "sets", sets)
+        object.__setattr__(self, "sizes", tuple(shapes))
+
+    @property
+    def preferred_method(self) -> str:
+        """That of the first set which prefers one."""
+        wishes = (getattr(part, "preferred_method", "auto") for part in self.sets)
+        return next((wish for wish in wishes if wish != "auto"), "auto")
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Those of the sets."""
+        self._check(shape)
+        return {
+            f"sets[{i}]: {name}": size
+            for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True))
+            for name, size in part.batch_sizes(own).items()
+        }
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """The product of the bound sets, around the centres of those that have one."""
+        self._check(shape)
+        bound = []
+        for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True)):
+            with _named(i):
+                bound.append(part.bind(own, dtype, device))
+        if not any(constraint_is_shifted(part) for part in bound):
+            return replace(self, sets=bound)
+        sets, centres = [], []
+        for part, count in zip(bound, self._counts, strict=True):
+            centre = torch.zeros(count, dtype=dtype, device=device)
+            while constraint_is_shifted(part):
+                part, own_centre = part.centred()
+                centre = centre + own_centre
+            sets.append(part)
+            centres.append(centre)
+        lead = common_shape(*(c.shape[:-1] for c in centres))
+        centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
+        return Shifted(replace(self, sets=sets), centre)
+
+    def float32(self) -> Product:
+        """Half-precision parameters in float32."""
+        return replace(self, sets=[part.float32() for part in self.sets])
+
+    def verified(self) -> tuple[Product, Tensor | None]:
+        """What each set asks for."""
+        sets, flags = [], []
+        for i, part in enumerate(self.sets):
+            with _named(i):
+                part, flagged = part.verified()
+            sets.append(part)
+            flags.append(flagged)
+        return replace(self, sets=sets), parameters.merged(*flags)
+
+    def replace_rows(self, bad: Tensor) -> Product:
+        """Harmless sets for the problems that are flagged."""
+        return replace(self, sets=[part.replace_rows(bad) for part in self.sets])
+
+    def rows(self, index: Tensor) -> Product | None:
+        """The problems at these positions, None where a set cannot be taken apart."""
+        parts = [rows_of_set(part, index) for part in self.sets]
+        whole = [part for part in parts if part is not None]
+        return replace(self, sets=whole) if len(whole) == len(parts) else None
+
+    def scaled(self, factor: Tensor) -> Product | None:
+        """Every set scaled, None where one cannot be."""
+        parts = [scaled_set(part, factor) for part in self.sets]
+        whole = [part for part in parts if part is not None]
+        return replace(self, sets=whole) if len(whole) == len(parts) else None
+
+    def start(self, like: Tensor) -> Tensor:
+        """Where the sets start."""
+        return self._each(lambda part, block: part.start(block), like)
+
+    def unbounded(self) -> Tensor | None:
+        """Those of the sets."""
+        masks = [part.unbounded() for part in self.sets]
+        if all(mask is None for mask in masks):
+            return None
+        device = next(mask.device for mask in masks if mask is not None)
+        whole = [
+            torch.zeros(count, dtype=torch.bool, device=device) if mask is None else mask
+            for mask, count in zip(masks, self._counts, strict=True)
+        ]
+        lead = common_shape(*(mask.shape[:-1] for mask in whole))
+        return torch.cat([m.expand(*lead, c) for m, c in zip(whole, self._counts, strict=True)], -1)
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """A vertex in each block."""
+        return self._each(lambda part, block: part.vertex(block), g)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """The sum of the sets' own."""
+        blocks = zip(self.sets, self._split(g), strict=True)
+        return torch.stack([part.lowest(block) for part, block in blocks]).sum(0)
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """A soft vertex in each block."""
+        return self._each(lambda part, block: part.soft_vertex(block, temperature), g)
+
+    def atoms(self) -> Atoms | None:
+        """None: a vertex is a choice of one in each block, which are many."""
+        return None
+
+    def violation(self, x: Tensor) -> Tensor:
+        """The largest one."""
+        blocks = zip(self.sets, self._split(x), strict=True)
+        return torch.stack([part.violation(block) for part, block in blocks]).amax(0)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """Block by block."""
+        return self._each(lambda part, block: part.retract(block), x)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """Block by block."""
+        if near is None:
+            return self._each(lambda part, block: part.project(block), z)
+        return self._each(lambda part, block, guess: part.project(block, guess), z, near)
+
+    def diameter(self, n: int) -> Tensor:
+        """The root of the sum of squares."""
+        each = [part.diameter(c) for part, c in zip(self.sets, self._counts, strict=True)]
+        return reduce(torch.hypot, each)
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> ProductFace:
+        """The product of the faces."""
+        ends = [0, *accumulate(self._counts)]
+        scales = [None if scale is None else scale.block(i, j) for i, j in pairwise(ends)]
+        blocks = zip(self.sets, self._split(x), self._split(g), scales, strict=True)
+        faces = tuple(part.face(own, slope, each) for part, own, slope, each in blocks)
+        multipliers = [
+            torch.as_tensor(
+                getattr(face, "multiplier", 0.0), dtype=x.dtype, device=x.device
+            ).expand(*x.shape[:-1], len(face.normals))
+            for face in faces
+        ]
+        return ProductFace(faces, self._counts, x, x, torch.cat(multipliers, -1))
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(size if isinstance(size, tuple) else (size,) for size in self.sizes)
+
+    @property
+    def _counts(self) -> list[int]:
+        return [math.prod(shape) for shape in self._shapes]
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if math.prod(shape) != sum(self._counts):
+            raise ValueError(
+                f"sizes: {list(self.sizes)} are {sum(self._counts)} coordinates, expected the "
+                f"{math.prod(shape)} of the variable, whose shape is {shape}"
+            )
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return _blocks(x, self._counts)
+
+    def _each(self, ask: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
+        """What each set answers for its blocks of the vectors, as one vector."""
+        blocks = zip(self.sets, *(self._split(v) for v in vectors), strict=True)
+        return torch.cat([ask(part, *own) for part, *own in blocks], -1)
+
+
+@dataclass(frozen=True)
+class ProductFace:
+    """A product of faces; see `dfwlayer.constraints.Face`."""
+
+    faces: tuple[Face, ...]
+    counts: list[int]
+    origin: Tensor  # the point the faces were found at
+    x: Tensor
+    multiplier: Tensor  # (..., m)
+
+    @property
+    def free(self) -> Tensor | None:
+        """The masks, None where a face has none."""
+        masks = [face.free for face in self.faces]
+        whole = [mask for mask in masks if mask is not None]
+        return torch.cat(whole, -1) if len(whole) == len(masks) else None
+
+    def restrict(self, v: Tensor) -> Tensor:
+        """Block by block."""
+        return self._each(lambda face, own: face.restrict(own), v)
+
+    @property
+    def bends(self) -> bool:
+        return any(face.bends for face in self.faces)
+
+    @property
+    def normals(self) -> tuple[Tensor, ...]:
+        """Those of the faces, zero in the other blocks."""
+        before = [0, *accumulate(self.counts)]
+        n = before[-1]
+        return tuple(
+            torch.nn.functional.pad(normal, (first, n - first - count))
+            for face, first, count in zip(self.faces, before[:-1], self.counts, strict=True)
+            for normal in face.normals
+        )
+
+    def curvature(self, v: Tensor) -> Tensor:
+        """Block by block."""
+        return self._each(
+            lambda face, own: face.curvature(own) if face.bends else torch.zeros_like(own), v
+        )
+
+    def curvature_diagonal(self) -> Tensor | None:
+        """The faces' own, None where one has none."""
+        each = [
+            face.curvature_diagonal() if face.bends else torch.zeros_like(own)
+            for face, own in zip(self.faces, _blocks(self.x, self.counts), strict=True)
+        ]
+        whole = [diagonal for diagonal in each if diagonal is not None]
+        return torch.cat(whole, -1) if len(whole) == len(each) else None
+
+    def force(self) -> Tensor:
+        """Of all faces."""
+        return torch.cat([face.force() for face in self._moved()], -1)
+
+    def excess(self) -> Tensor:
+        """Of all faces, in the order of the normals."""
+        return torch.cat([face.excess() for face in self._moved()], -1)
+
+    def pinned(self) -> Tensor:
+        """Of all faces."""
+        return torch.cat([face.pinned() for face in self._moved()], -1)
+
+    def _moved(self) -> tuple[Face, ...]:
+        """The faces with the x and the multipliers of this one."""
+        if self.x is self.origin:
+            return self.faces
+        counts = [len(face.normals) for face in self.faces]
+        parts: Any = zip(
+            self.faces,
+            _blocks(self.x, self.counts),
+            _blocks(self.multiplier, counts),
+            strict=True,
+        )
+        return tuple(replace(face, x=x, multiplier=each) for face, x, each in parts)
+
+    def _each(self, ask: Callable[[Face, Tensor], Tensor], v: Tensor) -> Tensor:
+        blocks = zip(self.faces, _blocks(v, self.counts), strict=True)
+        return torch.cat([ask(face, own) for face, own in blocks], -1)
+
+
+def _blocks(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:  # (..., n)
+    """Consecutive coordinates, so many at a time."""
+    first = [0, *accumulate(counts)]
+    return tuple(x[..., i:j] for i, j in pairwise(first))
+
+
+@contextmanager
+def _named(i: int) -> Iterator[None]:
+    """Errors of the i-th set say so."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"sets[{i}]: {error}") from error

@@ -1,0 +1,170 @@
+"""A set around another centre: {x : x − c ∈ S}."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints import parameters
+from dfwlayer.constraints.base import Atoms, Constraint, Face, rows_of_set, scaled_set
+from dfwlayer.constraints.parameters import Kind
+from dfwlayer.linalg.rows import dot
+from dfwlayer.linalg.scale import Scale
+
+__all__ = ["Centred", "Shifted", "round_towards"]
+
+KINDS = {"centre": Kind.ENTRIES}
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """{x : x − c ∈ S} for a set S and a centre c; ``LpBall(..., centre=c)`` makes one too.
+
+    `solve` works with y = x − c and S, where nothing is lost to the size of c, and the result
+    x = c + y carries the gradient in c.
+
+    Args:
+        constraint: S.
+        centre: c, of the variable's shape, with or without a batch in front, or one number.
+
+    """
+
+    constraint: Constraint
+    centre: float | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.constraint, type) or not hasattr(self.constraint, "vertex"):
+            raise ValueError(
+                f"constraint: expected a set such as LpBall, got {type(self.constraint).__name__}"
+            )
+        parameters.check(self, KINDS)
+
+    @property
+    def preferred_method(self) -> str:
+        """That of S."""
+        return getattr(self.constraint, "preferred_method", "auto")
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of the set and of the centre (B, *shape)."""
+        return self.constraint.batch_sizes(shape) | parameters.batch_sizes(self, KINDS, shape)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Shifted:
+        """See `Constraint`."""
+        bound = replace(self, constraint=self.constraint.bind(shape, dtype, device))
+        return parameters.bind(bound, KINDS, shape, dtype, device)
+
+    def float32(self) -> Shifted:
+        """Half-precision parameters in float32."""
+        return parameters.float32(replace(self, constraint=self.constraint.float32()), KINDS)
+
+    def verified(self) -> tuple[Shifted, Tensor | None]:
+        """A finite centre, and what the set asks for."""
+        constraint, bad = self.constraint.verified()
+        bad = parameters.merged(bad, parameters.flagged(self, KINDS))
+        return replace(self, constraint=constraint), bad
+
+    def replace_rows(self, bad: Tensor) -> Shifted:
+        """Flagged problems get the centre zero."""
+        sound = replace(self, constraint=self.constraint.replace_rows(bad))
+        return parameters.replace_rows(sound, KINDS, bad, {"centre": 0.0})
+
+    def rows(self, index: Tensor) -> Shifted | None:
+        """The sets of the problems at these positions, None where S cannot be taken apart."""
+        inner = rows_of_set(self.constraint, index)
+        own = parameters.part(self, KINDS, index)
+        return None if inner is None else replace(own, constraint=inner)
+
+    def scaled(self, factor: Tensor) -> Shifted | None:
+        """S and c scaled, None where S cannot be."""
+        inner = scaled_set(self.constraint, factor)
+        own = parameters.stretch(self, KINDS, KINDS, factor)
+        return None if inner is None else replace(own, constraint=inner)
+
+    def centred(self) -> tuple[Constraint, Tensor]:
+        """S and c, of a set that is bound."""
+        return self.constraint, torch.as_tensor(self.centre)
+
+    def placed(self, y: Tensor) -> Tensor:
+        """The x of the set for a y of S: c + y, as far as the dtype can hold it."""
+        c = self._centre(y)
+        x = c + y
+        at, origin = x.detach(), c.detach()
+        # where c is large the sum is rounded by far more than y, and may end up outside
+        inner = round_towards(at, origin, y.detach())
+        moved = self.constraint.violation(inner - origin) < self.constraint.violation(at - origin)
+        return x + torch.where(moved.unsqueeze(-1), inner - at, 0)
+
+    def start(self, like: Tensor) -> Tensor:
+        """Where S starts."""
+        return self._centre(like) + self.constraint.start(like)
+
+    def unbounded(self) -> Tensor | None:
+        """Those of S."""
+        return self.constraint.unbounded()
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """c + the vertex of S, zero along unbounded coordinates."""
+        return self.constraint.vertex(g) + self._bounded_centre(g)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """⟨g, c⟩ + the minimum over S."""
+        return self.constraint.lowest(g) + dot(g, self._bounded_centre(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """c + the soft vertex of S."""
+        return self.constraint.soft_vertex(g, temperature) + self._bounded_centre(g)
+
+    def atoms(self) -> Atoms | None:
+        """None; `solve` uses those of S."""
+        return None
+
+    def violation(self, x: Tensor) -> Tensor:
+        """How far x − c is outside of S."""
+        return self.constraint.violation(x - self._centre(x))
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, or where x − c is outside of S the point for what S makes of it."""
+        y = x - self._centre(x)
+        inner = self.constraint.retract(y)
+        outside = (inner != y).any(-1, keepdim=True)
+        return torch.where(outside, self.placed(inner), x)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """c + the projection of z − c onto S."""
+        c = self._centre(z).detach()
+        return c + self.constraint.project(z - c, None if near is None else near - c)
+
+    def diameter(self, n: int) -> Tensor:
+        """That of S."""
+        return self.constraint.diameter(n)
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> Face:
+        """The face of S at x − c, with the same directions, normals and curvature."""
+        return self.constraint.face(x - self._centre(x).detach(), g, scale)
+
+    def _centre(self, like: Tensor) -> Tensor:
+        return parameters.rows(self.centre, like)
+
+    def _bounded_centre(self, like: Tensor) -> Tensor:
+        """c, zero along unbounded coordinates."""
+        unbounded, c = self.constraint.unbounded(), self._centre(like)
+        return c if unbounded is None else torch.where(unbounded, 0, c)
+
+
+class Centred:
+    """A set whose constructor takes a ``centre``, and with one makes the `Shifted` set."""
+
+    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
+        """The set, or one around a centre."""
+        if centre is None:
+            return super().__new__(cls)
+        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value, arg-type]
+
+
+def round_towards(x: Tensor, c: Tensor, y: Tensor) -> Tensor:
+    """x = c + y, rounded such that |x − c| ≤ |y| in each entry."""
+    far = (x.double() - c.double()).abs() > y.double().abs()
+    return torch.where(far, torch.nextafter(x, c.expand_as(x)), x)

@@ -1,0 +1,1 @@
+"""Sets with bounds and a few linear constraints."""

@@ -1,0 +1,131 @@
+"""Bounds on every coordinate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.parameters import Kind, Kinds, Value, example, fault, merged, rows
+from dfwlayer.constraints.polyhedra.knapsack import clipped
+from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
+from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
+from dfwlayer.linalg.rows import dot
+from dfwlayer.solution import Status
+
+__all__ = ["Box"]
+
+
+@dataclass(frozen=True)
+class Box(PolyhedralSet):
+    """{x : l ≤ x ≤ u}.
+
+    Args:
+        lower: l, a number, (n,) or (B, n).
+        upper: u ≥ l, likewise. A coordinate may have no bounds, −∞ and ∞, but not only one.
+
+    """
+
+    lower: Value = 0.0
+    upper: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {"lower": Kind.ENTRIES, "upper": Kind.ENTRIES}
+    harmless: ClassVar[Mapping[str, float]] = {"lower": 0.0, "upper": 1.0}
+    infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+    lengths: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        return Facets(rows(self.lower, like), rows(self.upper, like))
+
+    def check_values(self) -> Tensor | None:
+        """lower ≤ upper, and no bound without the other."""
+        lower, upper = (torch.as_tensor(v).detach() for v in (self.lower, self.upper))
+        room = upper - lower
+        empty = fault(
+            (~(room >= 0)).any(-1),  # −∞ − (−∞) and ∞ − ∞ are NaN
+            Status.INFEASIBLE,
+            lambda: (
+                "lower: expected numbers below upper, found a bound that is "
+                f"{-float(room.amin()):g} above the upper one"
+            ),
+        )
+        alone = fault(
+            (torch.isinf(lower) != torch.isinf(upper)).any(-1),
+            Status.INVALID,
+            lambda: (
+                "lower, upper: expected both finite, or −inf and inf for a coordinate without "
+                "bounds, found one without the other; put a large number in place of infinity"
+            ),
+        )
+        return merged(empty, alone)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The point next to zero."""
+        return self.project(torch.zeros_like(like))
+
+    def unbounded(self) -> Tensor | None:
+        """The coordinates without bounds."""
+        lower = self.lower.detach() if isinstance(self.lower, Tensor) else torch.tensor(self.lower)
+        mask = torch.isinf(lower)
+        return mask if bool(mask.any()) else None
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """u where g < 0, l elsewhere."""
+        lower, upper = self._finite(g)
+        return torch.where(g.detach() < 0, upper, lower)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """Σ min(l_i g_i, u_i g_i)."""
+        return dot(g, self.vertex(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """l + (u − l) ∘ sigmoid((l − u) ∘ g / τ), the minimiser with the entropy of both sides."""
+        lower, upper = self._finite(g)
+        way = upper - lower
+        finfo = torch.finfo(g.dtype)
+        scores = (way * g).clamp(-finfo.max / 4, finfo.max / 4)
+        # below the rounding of the scores soft and hard are the same
+        floor = (scores.detach().abs().amax(-1, keepdim=True) * finfo.eps).clamp_min(finfo.tiny)
+        return clipped(
+            lower + way * torch.sigmoid(-scores / floor.clamp_min(temperature)), lower, upper
+        )
+
+    def retract(self, x: Tensor) -> Tensor:
+        """The same as the projection."""
+        at = x.detach()
+        inner = self.project(at)
+        return x + (inner - at) if x.requires_grad else inner
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """clip(z, l, u)."""
+        lower, upper, *_ = self.facets(z).detach()
+        return clipped(z, lower, upper)
+
+    def nearest(self, z: Tensor) -> tuple[Tensor, PolyhedralFace]:
+        """The projection, whose face is plain from it."""
+        x = self.project(z)
+        none = z[..., :0]
+        return x, PolyhedralFace(self.facets, x, x == z, none, (), None, torch.sign(z - x))
+
+    def stretched(self, factor: Tensor) -> Box:
+        """The same with other bounds."""
+        return replace(self, lower=factor * self.lower, upper=factor * self.upper)
+
+    def diameter(self, n: int) -> Tensor:
+        """‖u − l‖."""
+        like = example(self, self.kinds, n)
+        lower, upper, *_ = self.facets(like).detach()
+        size: Tensor = torch.linalg.vector_norm(upper - lower + like, dim=-1)
+        return size
+
+    def _finite(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The bounds, 0 where there are none."""
+        lower, upper, *_ = self.facets(g)
+        unbounded = self.unbounded()
+        if unbounded is None:
+            return lower, upper
+        return torch.where(unbounded, 0, lower), torch.where(unbounded, 0, upper)

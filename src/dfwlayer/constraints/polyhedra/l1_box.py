@@ -1,0 +1,255 @@
+"""The weighted ℓ1 ball intersected with a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dfwlayer.arguments import check_tensor
+from dfwlayer.constraints.parameters import (
+    Kind,
+    Kinds,
+    Value,
+    check_not_negative,
+    columns,
+    example,
+    fault,
+    merged,
+    rows,
+)
+from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
+from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
+from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
+from dfwlayer.differentiate.transforms import uncompiled
+from dfwlayer.linalg.rows import common_shape, dot, where_rows
+from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.solution import Status
+
+__all__ = ["L1Box", "L1BoxSet", "project_l1_box"]
+
+
+@uncompiled
+def project_l1_box(
+    z: Tensor,  # (..., n)
+    weight: Tensor | None,  # (n,) or (..., n), None for ones
+    radius: Value,  # a number, () or (...)
+    lower: Value,  # a number or (n,) or (..., n), not positive
+    upper: Value,  # likewise, not negative
+) -> Tensor:
+    """The point of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} nearest to z, differentiable in all of it.
+
+    That is clip(sign(z)(|z| − θw)₊, l, u) with θ = 0, or θ > 0 such that Σ w|x| = t. Only |w|
+    matters. Everything is checked as by `L1Box`: with a batch, a problem whose own numbers are
+    not finite or make no set becomes NaN, with gradient zero, and leaves the others alone.
+    """
+    check_tensors({"z": z})
+    if z.dim() == 0 or z.shape[-1] == 0:
+        raise ValueError(f"z: expected shape (..., n) with n ≥ 1, got {tuple(z.shape)}")
+    given = {"radius": radius, "weight": weight, "lower": lower, "upper": upper}
+    shape = tuple(z.shape)
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            check_tensor(name, value)
+            own = (*value.shape, 1) if name == "radius" else tuple(value.shape)
+            try:
+                shape = common_shape(shape, own)
+            except ValueError:
+                raise ValueError(
+                    f"{name}: expected shape {'(...)' if name == 'radius' else '(..., n)'} to go "
+                    f"with z of shape {tuple(z.shape)}, got {tuple(value.shape)}"
+                ) from None
+    n = shape[-1]
+    if n != z.shape[-1]:
+        raise ValueError(f"z: expected {n} entries, as the others have, got {tuple(z.shape)}")
+
+    def laid_out(name: str, value: Value | None) -> Value | None:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        full = value.expand(shape[:-1] if name == "radius" else shape)
+        return full if len(shape) == 1 else full.reshape(-1, *full.shape[len(shape) - 1 :])
+
+    at = z.expand(shape).reshape(-1, n) if len(shape) > 1 else z
+    constraint = L1Box(**{k: laid_out(k, v) for k, v in given.items()})  # type: ignore[arg-type]
+    bound, bad = constraint.bind((n,), z.dtype, z.device).verified()
+    bad = merged(flag_nonfinite("z", at, 1), bad)
+    if bad is None:
+        return _project(bound.facets(at), at).reshape(shape)
+    lost = (bad != 0).expand(len(at))
+    x = _project(bound.replace_rows(lost).facets(at), where_rows(~lost, at, 0))
+    return where_rows(~lost, x, torch.nan).reshape(shape)
+
+
+def _project(facets: Facets, z: Tensor) -> Tensor:
+    lower, upper, weight, radius = _parts(facets)
+    x = clipped(z, lower, upper)
+    weighted = (weight * x.abs()).sum(-1, keepdim=True)
+    outside = weighted > radius
+    if z.device.type == "cpu" and not bool(outside.any()):
+        return x
+    bound = torch.where(z < 0, -lower, upper)
+    # no coordinate can use more than the whole budget
+    heavy = weight > 0
+    alone = radius / torch.where(heavy, weight, 1)
+    bound = torch.where(heavy & (bound > alone), alone, bound)
+    moved = Knapsack(z.abs(), weight, torch.zeros_like(radius), bound, radius).nearest()
+    return torch.where(outside, torch.copysign(moved, z), x)
+
+
+class L1BoxSet(PolyhedralSet):
+    """The geometry of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} with l ≤ 0 ≤ u."""
+
+    def start(self, like: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(like)
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """Go to the bounds, in the order of |g|/w, until Σ w|x| = t."""
+        lower, upper, weight, radius = _parts(self.facets(g))
+        slope = g.detach()
+        reach = torch.where(slope > 0, -lower, torch.where(slope < 0, upper, 0))
+        heavy = weight > 0
+        cost = torch.where(heavy, weight, 1)
+        # in units in which neither a quotient nor a product leaves the range of a double
+        steepest = slope.abs().amax(-1, keepdim=True).double()
+        size = slope.abs() / torch.where(steepest > 0, steepest, 1)
+        merit = size / (cost / cost.amin(-1, keepdim=True)).detach()
+        merit = torch.where(heavy, merit, torch.inf)
+        order = merit.argsort(-1, descending=True)
+        alone = torch.minimum(reach, radius / cost)
+        price = torch.where(heavy, torch.minimum(cost * reach, radius), 0)
+        spent = spend(radius, price, order)
+        way = torch.where(spent < price, torch.minimum(spent / cost, alone), alone)
+        return -torch.sign(slope) * torch.where(heavy, way, reach)
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """⟨g, vertex⟩."""
+        return dot(g, self.vertex(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """argmin ⟨g, s⟩ + τ/2 ‖s/r‖² over the set, which is a projection; r is the largest reach.
+
+        As far out as the projected point may be, double precision has digits left for the result.
+        """
+        facets = self.facets(g).each(Tensor.double)
+        reach = _reach(*_parts(facets)).amax(-1, keepdim=True)
+        far = soften(g, temperature, reach)
+        return _project(facets, far).to(g.dtype)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x, moved to the bounds and scaled towards 0 where it is outside."""
+        lower, upper, weight, radius = _parts(self.facets(x).detach())
+        finfo = torch.finfo(x.dtype)
+        at = x.detach()
+        inner = clipped(at, lower, upper)
+        size = (weight.double() * inner.abs()).sum(-1, keepdim=True)
+        outside = size > radius
+        if x.device.type == "cpu" and not bool((outside | (inner != at)).any()):
+            return x
+        # twice eps makes room for the rounding of the product, but not for that of numbers below
+        # the normal range, which had better vanish
+        shrink = radius.double() / torch.where(outside, size, 1) * (1 - 2 * finfo.eps)
+        scaled = torch.where(inner.abs() < finfo.tiny / finfo.eps, 0, (inner * shrink).to(x.dtype))
+        inner = torch.where(outside & (weight > 0), scaled, inner)
+        return x + (inner - at) if x.requires_grad else inner
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `project_l1_box`."""
+        with torch.no_grad():
+            return _project(self.facets(z), z)
+
+    def diameter(self, n: int) -> Tensor:
+        """At most: from ‖u − l‖ and from Σ x² ≤ max(|x_i|/w_i) · Σ w|x|."""
+        like = example(self, self.kinds, n)
+        lower, upper, weight, radius = _parts(self.facets(like).detach())
+        box = torch.linalg.vector_norm((upper - lower) + like, dim=-1)
+        way = _reach(lower, upper, weight, radius)
+        share = torch.where(weight > 0, radius * way / weight, torch.inf)
+        return torch.minimum(box, 2 * share.amax(-1).sqrt())
+
+
+@dataclass(frozen=True)
+class L1Box(L1BoxSet):
+    """{x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u}, with l ≤ 0 ≤ u.
+
+    Args:
+        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        weight: w, a number, (n,) or (B, n), None for ones. Only |w| matters; a coordinate whose
+            weight is zero is bounded by the box alone.
+        lower: l ≤ 0, a number, (n,) or (B, n); −∞ for no bound, where the weight is not zero.
+        upper: u ≥ 0, likewise.
+
+    """
+
+    radius: Value = 1.0
+    weight: Value | None = None
+    lower: Value = -1.0
+    upper: Value = 1.0
+
+    kinds: ClassVar[Kinds] = {
+        "radius": Kind.NUMBER,
+        "weight": Kind.ENTRIES,
+        "lower": Kind.ENTRIES,
+        "upper": Kind.ENTRIES,
+    }
+    harmless: ClassVar[Mapping[str, float]] = {
+        "radius": 1.0,
+        "weight": 1.0,
+        "lower": -1.0,
+        "upper": 1.0,
+    }
+    infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+    lengths: ClassVar[frozenset[str]] = frozenset(("radius", "lower", "upper"))
+
+    def facets(self, like: Tensor) -> Facets:
+        """See `PolyhedralSet`."""
+        weight = rows(1.0 if self.weight is None else self.weight, like)
+        size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
+        radius = columns(self.radius, like)
+        return Facets(rows(self.lower, like), rows(self.upper, like), size, radius)
+
+    def check_values(self) -> Tensor | None:
+        """radius ≥ 0 and lower ≤ 0 ≤ upper."""
+        lower = torch.as_tensor(self.lower).detach()
+        wrong = merged(
+            check_not_negative("radius", self.radius),
+            check_not_negative("upper", self.upper, "the set has to contain 0", Kind.ENTRIES),
+            fault(
+                (lower > 0).any(-1),
+                Status.INVALID,
+                lambda: (
+                    f"lower: expected numbers ≤ 0, found {float(lower.amax()):g}; the set has to "
+                    "contain 0"
+                ),
+            ),
+        )
+        if self.weight is None:
+            return wrong
+        upper, weight = (torch.as_tensor(v).detach() for v in (self.upper, self.weight))
+        endless = torch.isinf(lower) | torch.isinf(upper)
+        loose = fault(
+            (endless & (weight == 0)).any(-1),
+            Status.INVALID,
+            lambda: (
+                "weight: expected no zero where lower or upper is infinite, as nothing would bound "
+                "that coordinate; give it a weight or bounds"
+            ),
+        )
+        return merged(wrong, loose)
+
+
+def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """l, u, w and t."""
+    assert facets.weight is not None
+    assert facets.radius is not None
+    return facets.lower, facets.upper, facets.weight, facets.radius
+
+
+def _reach(lower: Tensor, upper: Tensor, weight: Tensor, radius: Tensor) -> Tensor:
+    """The largest |x_i|."""
+    heavy = weight > 0
+    alone = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
+    return torch.minimum(torch.maximum(upper, -lower), alone)

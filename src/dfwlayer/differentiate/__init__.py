@@ -1,0 +1,1 @@
+"""How a solution gets its derivatives."""

@@ -1,0 +1,1 @@
+"""How a bound problem is run: eagerly, or from a recorded CUDA graph."""

@@ -1,0 +1,201 @@
+"""Projection onto a weighted ℓ1 ball as one autograd function, for layers that want x alone.
+
+Without a P the solution is the projection of −q. `dfwlayer.solve` gives it a certificate, a face
+and the machinery of derivatives of any order; in a training step of a small network all that
+costs more than the network. Here the projection is computed at once, and with u and ν those of
+`implicit` for ∇²f = I,
+
+    u + νa = v on the free coordinates,  ⟨a, u⟩ = 0,  a = sign(x) w,
+
+a gradient v in x becomes −u in q, ν in t and −sign(w)(λ sign(x) u + ν|x|) in w.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dfwlayer.constraints import LpBall
+from dfwlayer.constraints.balls.l1_nearest import Nearest, nearest_l1
+from dfwlayer.differentiate.transforms import in_transform, refuse_capture, uncompiled
+from dfwlayer.engines.kernels import nearest as kernels
+from dfwlayer.objectives import Quadratic
+from dfwlayer.solve import solve
+
+__all__ = ["project"]
+
+DTYPES = (torch.float32, torch.float64)
+
+
+@uncompiled
+def project(
+    q: Tensor,  # (n,) or (B, n)
+    weight: Tensor | None,  # (n,) or (B, n)
+    radius: float | Tensor,  # number, () or (B,)
+    verify: bool,
+) -> Tensor | None:
+    """The point of Σ |w x| ≤ t nearest to −q, None where only `solve` knows what to do.
+
+    That is for arguments that do not fit together, values that are not finite, and inside of
+    transforms; it also has the words for what is wrong.
+    """
+    if not _plain(q, weight, radius) or in_transform((q, weight, radius)):
+        return None
+    if torch.is_autocast_enabled(q.device.type):
+        return None
+    if verify:
+        refuse_capture()  # what the kernels found suspicious could not be read
+    t = radius if isinstance(radius, Tensor) else q.new_tensor(float(radius))
+    nearest = _nearest(q.detach(), weight, t, verify)
+    if nearest is None:
+        return None
+    wanted = q.requires_grad or t.requires_grad or (weight is not None and weight.requires_grad)
+    if not (wanted and torch.is_grad_enabled()):
+        return nearest.x
+    x: Tensor = _Project.apply(q, weight, t, nearest)  # type: ignore[no-untyped-call]
+    return x
+
+
+def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
+    """Whether shapes, dtypes and devices leave no question open."""
+    if type(q) not in (Tensor, Parameter) or q.is_nested or q.dtype not in DTYPES:
+        return False
+    if (
+        q.dim() not in (1, 2)
+        or q.numel() == 0
+        or q.device.type not in ("cpu", "cuda")
+        or q.layout != torch.strided
+    ):
+        return False
+    if isinstance(radius, Tensor):
+        if not _alike(radius, q) or tuple(radius.shape) not in ((), tuple(q.shape[:-1])):
+            return False
+    elif (
+        isinstance(radius, bool)
+        or not isinstance(radius, int | float)
+        or not 0 <= radius <= sys.float_info.max
+    ):
+        return False
+    if weight is None:
+        return True
+    if not isinstance(weight, Tensor) or not _alike(weight, q):
+        return False
+    return tuple(weight.shape) in (tuple(q.shape), tuple(q.shape[-1:]))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    same = a.dtype == b.dtype and a.device == b.device
+    return same and a.layout == torch.strided and not a.is_nested
+
+
+def _nearest(q: Tensor, weight: Tensor | None, t: Tensor, verify: bool) -> _Nearest | None:
+    """The projection of −q by the means of its device."""
+    w = None if weight is None else weight.detach()
+    if q.device.type == "cpu":
+        found = nearest_l1(-q.numpy(), None if w is None else w.numpy(), t.detach().numpy())
+        return None if found is None else _OnHost(found, w)
+    if not kernels.takes(q):
+        return None
+    found_there = kernels.nearest_l1(q, w, t.detach())
+    if verify and bool(found_there.suspect.cpu().any()):
+        return None
+    return _OnDevice(found_there, w, t.detach())
+
+
+class _Nearest(Protocol):
+    """A projection that knows its gradient."""
+
+    @property
+    def x(self) -> Tensor:
+        """(..., n), in memory of its own."""
+
+    def pullback(
+        self, v: Tensor, to_weight: bool, to_radius: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients in q (..., n), in each problem's weight (..., n), and in its radius (...)."""
+
+
+@dataclass(frozen=True)
+class _OnHost:
+    found: Nearest
+    weight: Tensor | None
+
+    @property
+    def x(self) -> Tensor:
+        return torch.from_numpy(self.found.x.copy())
+
+    def pullback(
+        self, v: Tensor, to_weight: bool, to_radius: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        at, dtype = self.found, self.found.x.dtype
+        u, nu = at.pullback(v.numpy())
+        slope = torch.from_numpy(nu[..., 0].astype(dtype)) if to_radius else None
+        force: Tensor | None = None
+        if to_weight and self.weight is not None:
+            force_each = at.multiplier * np.sign(at.x) * u + nu * np.abs(at.x)
+            force = torch.from_numpy((-np.sign(self.weight.numpy()) * force_each).astype(dtype))
+        return torch.from_numpy((-u).astype(dtype)), force, slope
+
+
+@dataclass(frozen=True)
+class _OnDevice:
+    found: kernels.NearestL1
+    weight: Tensor | None
+    radius: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        return self.found.x
+
+    def pullback(
+        self, v: Tensor, to_weight: bool, to_radius: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return kernels.pull_back_l1(self.found, v, self.weight, self.radius, to_weight, to_radius)
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, weight: Tensor | None, radius: Tensor, nearest: _Nearest
+    ) -> Tensor:
+        ctx.nearest = nearest
+        ctx.save_for_backward(q, weight, radius)
+        return nearest.x
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        asked: tuple[bool, ...] = ctx.needs_input_grad[:3]
+        given: tuple[Tensor | None, ...] = ctx.saved_tensors
+        if torch.is_grad_enabled() or in_transform(v):
+            return *_differentiably(given, asked, v), None
+        nearest: _Nearest = ctx.nearest
+        gradients = nearest.pullback(v, *asked[1:])
+        shared = (
+            g if g is None or of is None else g.sum_to_size(of.shape)
+            for g, of in zip(gradients, given, strict=True)
+        )
+        return *shared, None
+
+
+def _differentiably(
+    given: tuple[Tensor | None, ...], asked: tuple[bool, ...], v: Tensor
+) -> list[Tensor | None]:
+    """The same gradients with derivatives of their own, by way of `solve`."""
+    q, weight, radius = given
+    assert q is not None
+    assert radius is not None
+    with torch.enable_grad():
+        x = solve(Quadratic(None, q), LpBall(1.0, radius, weight), verify=False).x
+    wanted = [t for t, need in zip(given, asked, strict=True) if need and t is not None]
+    found = iter(
+        torch.autograd.grad(
+            x, wanted, v, create_graph=torch.is_grad_enabled(), materialize_grads=True
+        )
+    )
+    return [next(found) if need else None for need in asked]

@@ -1,0 +1,1 @@
+"""Other packages; each is imported by its own module only."""

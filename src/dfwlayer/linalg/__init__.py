@@ -1,0 +1,1 @@
+"""Numbers per problem, Krylov methods, systems on faces, scales of rounding."""

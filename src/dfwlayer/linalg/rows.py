@@ -1,0 +1,189 @@
+"""Small batched vector helpers shared by objectives, sets and methods; vectors are (..., n)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Mask",
+    "Scalar",
+    "absolute",
+    "any_row",
+    "as_rows",
+    "axpy",
+    "column",
+    "common_shape",
+    "descend",
+    "dot",
+    "fill",
+    "inner",
+    "maximum",
+    "minimum",
+    "norm",
+    "number",
+    "ratio",
+    "recording",
+    "root",
+    "scaled_norm",
+    "select",
+    "select_mask",
+    "where_rows",
+]
+
+# A number for each problem, for vectors (..., n) of shape (..., 1). For a single problem on the
+# CPU, with vectors (n,), it is a plain float: there a tensor operation costs more than the
+# arithmetic, and an inner loop has many of them.
+Scalar = Tensor | float
+Mask = Tensor | bool
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:  # (..., n), (..., n) -> (...)
+    """⟨a, b⟩ of each pair of rows."""
+    return (a * b).sum(-1)
+
+
+def norm(a: Tensor) -> Tensor:  # (..., n) -> (...)
+    """Euclidean norm of each row, free of overflow and underflow."""
+    return scaled_norm(a, 2.0)
+
+
+def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
+    """‖a‖_p of each row, free of overflow and underflow: m · ‖a/m‖_p with m = max |a|.
+
+    For autograd the gradient at zero, where the norm has a kink, is zero.
+    """
+    size = a.abs()
+    largest = size.amax(-1)
+    if p == torch.inf:
+        return largest
+    if p == 1:
+        return size.sum(-1)
+    scale = torch.where(largest > 0, largest, 1).unsqueeze(-1)
+    # the largest entry adds one; where there is none, the root of zero would have no slope
+    return largest * ((size / scale) ** p).sum(-1).clamp_min(1) ** (1 / p)
+
+
+def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
+    """Rows of a where the mask holds, rows of b elsewhere."""
+    return torch.where(mask.unsqueeze(-1), a, b)
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of tensors of these shapes after broadcasting.
+
+    torch.broadcast_shapes loads seconds of symbolic mathematics the first time it is called.
+    """
+    return np.broadcast_shapes(*shapes)
+
+
+def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per row
+    """⟨a, b⟩ as a number for each problem."""
+    if a.dim() == 1 and a.device.type == "cpu":
+        product: float = torch.dot(a, b).item()
+        return product
+    products: Tensor = torch.linalg.vecdot(a, b)
+    return products.unsqueeze(-1)
+
+
+def number(rows: Tensor) -> Scalar:  # (...) -> number per row
+    """A tensor with one entry for each problem as a number for each problem."""
+    if rows.dim() == 0 and rows.device.type == "cpu":
+        value: float = rows.item()
+        return value
+    return rows.unsqueeze(-1)
+
+
+def fill(value: float, like: Scalar) -> Scalar:
+    """The same number for each problem."""
+    return torch.full_like(like, value) if isinstance(like, Tensor) else value
+
+
+def descend(x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor:
+    """x − gradient / curvature, or x where there is none."""
+    if isinstance(curvature, Tensor):
+        return torch.addcdiv(x, gradient, curvature, value=-1)
+    return axpy(x, -1 / curvature, gradient) if curvature > 0 else x
+
+
+def axpy(x: Tensor, factor: Scalar, d: Tensor) -> Tensor:
+    """x + factor · d."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(x, factor, d)
+    try:
+        return torch.add(x, d, alpha=factor)
+    except RuntimeError:  # beyond the range of the dtype
+        return x + d * factor
+
+
+def ratio(a: Scalar, b: Scalar, otherwise: Scalar) -> Scalar:
+    """a / b where b > 0."""
+    if isinstance(b, Tensor):
+        return torch.where(b > 0, a / b, otherwise)
+    return a / b if b > 0 else otherwise
+
+
+def absolute(a: Scalar) -> Scalar:
+    """|a|."""
+    return a.abs() if isinstance(a, Tensor) else abs(a)
+
+
+def root(square: Scalar) -> Scalar:
+    """The square root; of rounding below zero, zero."""
+    if isinstance(square, Tensor):
+        return square.clamp_min(0).sqrt()
+    return math.sqrt(square) if square > 0 else 0.0
+
+
+def select(mask: Mask, a: Scalar, b: Scalar) -> Scalar:
+    """a where the mask holds, b elsewhere."""
+    if isinstance(mask, Tensor):
+        return torch.where(mask, a, b)
+    return a if mask else b
+
+
+def select_mask(mask: Mask, a: Mask, b: Mask) -> Mask:
+    """The same of masks."""
+    return select(mask, a, b)  # type: ignore[return-value]
+
+
+def maximum(a: Scalar, b: Scalar) -> Scalar:
+    """The larger one."""
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+    return b.clamp_min(a) if isinstance(b, Tensor) else max(a, b)
+
+
+def any_row(mask: Mask) -> bool:
+    """Whether the mask holds for some problem; makes a GPU wait.
+
+    While a CUDA graph is recorded nobody can tell, and what may be needed is done.
+    """
+    if not isinstance(mask, Tensor):
+        return mask
+    return recording(mask) or bool(mask.any())
+
+
+def recording(like: Tensor) -> bool:
+    """Whether operations on that device are recorded into a CUDA graph."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per row -> (...)
+    """A number for each problem as a tensor."""
+    if isinstance(each, Tensor):
+        return each.squeeze(-1).to(dtype)
+    return torch.tensor(each, dtype=dtype)
+
+
+def column(each: Scalar, like: Tensor) -> Tensor:  # number per row -> (..., 1)
+    """A number for each problem as a tensor that goes with vectors."""
+    return each if isinstance(each, Tensor) else like.new_tensor([each])
+
+
+def minimum(a: Scalar, b: Scalar) -> Scalar:
+    """The smaller one."""
+    return -maximum(-a, -b)

@@ -1,0 +1,67 @@
+"""Subspaces that a face leaves to a solution, and the projections onto them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg.rows import axpy, inner
+
+__all__ = ["Normals", "Orthogonal", "Tangent"]
+
+
+class Tangent(NamedTuple):
+    """The subspace {v : v = 0 off the free set, ⟨unit, v⟩ = 0}; called, the projection onto it."""
+
+    free: Tensor  # (..., n), 1 or 0
+    unit: Tensor  # (..., n), of length one on the free set, or zero
+
+    def __call__(self, v: Tensor) -> Tensor:
+        v = v * self.free
+        return axpy(v, -inner(self.unit, v), self.unit)
+
+
+class Normals(NamedTuple):
+    """Several vectors a_1 … a_m per problem, not necessarily independent, and their span."""
+
+    rows: Tensor  # (..., m, n)
+    inverse: Tensor  # (..., m, m), pseudo-inverse of the inner products ⟨a_i, a_j⟩
+
+    @classmethod
+    def of(cls, vectors: Sequence[Tensor]) -> Normals:
+        """In double precision, for what is dependent should be seen to be."""
+        rows = torch.stack(tuple(vectors), -2)
+        size = rows.abs().amax(-1, keepdim=True).double()
+        scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 1)
+        scaled = rows.double() * scale
+        inverse = torch.linalg.pinv(scaled @ scaled.mT, rtol=1e-12, hermitian=True)
+        return cls(rows, (scale * inverse * scale.mT).to(rows.dtype))
+
+    def coefficients(self, v: Tensor) -> Tensor:  # (..., n) -> (..., m)
+        """c with the least ‖v − Σ c_j a_j‖, and among those of the least norm."""
+        along = self.rows @ v.unsqueeze(-1)
+        return (self.inverse @ along).squeeze(-1)
+
+    def combine(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
+        """Σ c_j a_j."""
+        return (c.unsqueeze(-2) @ self.rows).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class Orthogonal:
+    """The subspace {v : v = restrict(v), ⟨a_j, v⟩ = 0}; called, the projection onto it."""
+
+    restrict: Callable[[Tensor], Tensor]
+    normals: Normals | None
+
+    def __call__(self, v: Tensor) -> Tensor:
+        v = self.restrict(v)
+        if self.normals is None:
+            return v
+        for _ in range(2):  # once more for what rounding left
+            v = v - self.normals.combine(self.normals.coefficients(v))
+        return v
