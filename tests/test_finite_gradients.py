@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import dfwlayer as dfw
-from dfwlayer.differentiate.transforms import tensors_in
+from dfwlayer.ops.tensors import tensors_in
 from helpers import F64
 
 B, N = 3, 4

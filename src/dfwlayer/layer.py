@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from dfwlayer.arguments import as_flag, shown
 from dfwlayer.constraints import LpBall
-from dfwlayer.differentiate.transforms import refuse_recording, uncompiled, unwrapped
+from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.engines.projection import project
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
+from dfwlayer.ops.tracing import refuse_recording, uncompiled
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import check_settings, solve
 from dfwlayer.step_size import StepSize

@@ -15,7 +15,7 @@ from dfwlayer.constraints.base import Constraint, constraint_is_shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.differentiate.implicit import MODES, attach
 from dfwlayer.differentiate.mapped import Arguments, solve_transformed
-from dfwlayer.differentiate.transforms import in_transform, refuse_capture, uncompiled
+from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.careful import Solver, out_of_range, solve_again
 from dfwlayer.engines.recorded import solve_recorded
 from dfwlayer.linalg.rows import where_rows
@@ -23,6 +23,7 @@ from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings, is_invariant
 from dfwlayer.objectives.base import Objective, common_batch, objective_records
 from dfwlayer.objectives.translated import Translated
+from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature

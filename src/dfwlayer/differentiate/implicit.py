@@ -11,11 +11,12 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.differentiate.expansion import Known, expand
 from dfwlayer.differentiate.mapped import check_no_others, level, one_batch, ranks_of
-from dfwlayer.differentiate.transforms import Pullback, derived, filled, in_transform, tensors_in
+from dfwlayer.differentiate.transforms import Pullback, derived, in_transform
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.tensors import filled, tensors_in
 
 __all__ = ["MODES", "attach", "implicit", "locate", "unroll"]
 

@@ -14,10 +14,11 @@ from torch.autograd import forward_ad
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.expansion import Known
-from dfwlayer.differentiate.transforms import derived, filled, has_derivatives, tensors_in
+from dfwlayer.differentiate.transforms import derived, has_derivatives
 from dfwlayer.linalg.rows import common_shape
 from dfwlayer.objectives import LeastSquares, Quadratic
 from dfwlayer.objectives.base import Objective, common_batch
+from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint, constraint_is_shifted, rows_of_set, scaled_set
-from dfwlayer.differentiate.transforms import filled, tensors_in
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.translated import Translated
+from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Status
 
 __all__ = ["Solver", "out_of_range", "solve_again"]

@@ -23,9 +23,10 @@ from torch.nn import Parameter
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.balls.l1_nearest import Nearest, nearest_l1
-from dfwlayer.differentiate.transforms import in_transform, refuse_capture, uncompiled
+from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.kernels import nearest as kernels
 from dfwlayer.objectives import Quadratic
+from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solve import solve
 
 __all__ = ["project"]

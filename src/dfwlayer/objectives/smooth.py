@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_lipschitz, as_sizes
-from dfwlayer.differentiate.transforms import uncompiled
 from dfwlayer.linalg.rows import Scalar
 from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import Curvature, check_tensors
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.objectives.sparse import stored_entries
+from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["Smooth"]
 
