@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import inner, maximum, ratio
+from dfwlayer.ops.kernels import steps as kernels
 from helpers import DTYPES
 
 INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"

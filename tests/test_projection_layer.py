@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dfwlayer as dfw
 from dfwlayer.constraints.balls.l1_nearest import nearest_l1
 from dfwlayer.engines import projection
-from dfwlayer.engines.kernels import nearest as nearest_kernels
+from dfwlayer.ops.kernels import nearest as nearest_kernels
 from helpers import DTYPES, F64
 from kernel_cases import devices, dtypes
 

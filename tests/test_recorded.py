@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
-from dfwlayer.engines import graphs
+from dfwlayer.ops import graphs
 from helpers import F64
 
 pytestmark = [

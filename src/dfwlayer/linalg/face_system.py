@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Face
-from dfwlayer.engines.graphs import may_record, rebuilt, replay, static_of, tensors_of
 from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
 from dfwlayer.linalg.rows import (
     Mask,
@@ -26,6 +25,8 @@ from dfwlayer.linalg.rows import (
 )
 from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
 from dfwlayer.objectives.base import Objective, diagonal_of, objective_records
+from dfwlayer.ops.graphs import may_record, replay
+from dfwlayer.ops.tensors import filled, static_of, tensors_in
 
 __all__ = ["FaceSystem"]
 
@@ -153,13 +154,14 @@ class FaceSystem:
             return None
         if not isinstance(floor, Tensor):
             floor = torch.full_like(v[..., :1], floor)
-        tensors = (*tensors_of(objective), v, self.face.free, self._normal, floor)
+        given = (objective, v, self.face.free, self._normal, floor)
+        tensors = tensors_in(given)
         if not may_record(tensors):
             return None
         most = 16 if v.dtype == torch.float32 else 32
 
         def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            own, (v, free, normal, floor) = rebuilt(objective, copies)
+            own, v, free, normal, floor = filled(given, iter(copies))
             space = tangent_space(free, normal)
             if own.isotropic:
                 return sound(space(v)), torch.zeros_like(free[..., 0]).any()
@@ -169,7 +171,7 @@ class FaceSystem:
             return sound(found.u), torch.as_tensor(found.unfinished).any()
 
         with torch.no_grad():
-            found = replay(("invert", *static_of(objective), tol), calculate, tensors)
+            found = replay(("invert", static_of(objective), tol), calculate, tensors)
         return None if found is None else (found[0], found[1])
 
     def multiplier(self, rest: Tensor) -> Tensor:  # (..., n) -> (..., m)

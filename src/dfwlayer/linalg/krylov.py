@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -25,6 +24,7 @@ from dfwlayer.linalg.rows import (
     select_mask,
 )
 from dfwlayer.linalg.subspaces import Orthogonal, Tangent
+from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["Krylov", "conjugate_gradient"]
 

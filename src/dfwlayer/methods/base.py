@@ -12,11 +12,12 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face, rows_of_set
 from dfwlayer.linalg.rows import dot, where_rows
 from dfwlayer.objectives.base import Objective
-from dfwlayer.solution import Status
+from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature
 
 __all__ = [
+    "Callback",
     "Method",
     "Outcome",
     "Problem",
@@ -27,6 +28,9 @@ __all__ = [
     "move",
     "start_rule",
 ]
+
+
+Callback = Callable[[Progress], bool | None]
 
 
 class Problem(NamedTuple):
@@ -46,20 +50,40 @@ class Problem(NamedTuple):
             unbounded = unbounded[index]
         return Problem(self.objective.rows(index), constraint, unbounded)
 
+    def face_at(self, x: Tensor) -> tuple[Tensor, Tensor, Face]:
+        """f and ∇f at a solution x, and the face it lies on."""
+        value, gradient = self.objective.value_and_gradient(x)
+        scale = self.objective.scale(x, gradient)
+        return value, gradient, self.constraint.face(x, gradient, scale)
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how to go."""
+    """How to solve and how long; the settings of `dfwlayer.solve` after they were checked."""
 
+    method: Method
+    mode: str  # of differentiation, "implicit" or "unroll"
     tol: float
     max_steps: int
     step_size: StepSize | None
     temperature: Temperature
-    warm: bool  # a start was given
+    verify: bool = True
+    warm: bool = False  # a start was given
     # rounding of the data, relative, where they come from a dtype that is less precise than the
     # one they are in; curvature below that says nothing of convexity
     resolution: float = 0.0
     spent: Tensor | None = None  # (...), steps that each problem has taken before, None for none
+    callback: Callback | None = None
+
+    def stopped(
+        self, problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, num_steps: Tensor
+    ) -> bool:
+        """Tell the callback where the solve is; whether it wants an end."""
+        if self.callback is None:
+            return False
+        with torch.no_grad():
+            gap = gap_of(problem.constraint, x, gradient, problem.unbounded)
+            return bool(self.callback(Progress(x.detach(), value.detach(), gap, num_steps)))
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
         """τ of the step, as far as the dtype can hold it."""
@@ -108,9 +132,9 @@ class State(NamedTuple):
 
 
 def iterate(
-    problem: Problem, rule: Rule, x: Tensor, max_steps: int, step: Callable[[int, State], State]
+    problem: Problem, rule: Rule, x: Tensor, settings: Settings, step: Callable[[int, State], State]
 ) -> Outcome:
-    """Run ``step`` until no problem is active or ``max_steps`` is reached.
+    """Run ``step`` until no problem is active, ``max_steps`` is reached or the callback says so.
 
     The loop knows no method. Asking whether any problem is active makes a GPU wait, so there it
     is done every few steps only; a step leaves problems alone that are not active.
@@ -120,10 +144,16 @@ def iterate(
     bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand_as(rows)
     state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, bent_down)
     every = 1 if x.device.type == "cpu" else 10
-    for k in range(max_steps):
-        if k % every == 0 and not bool(state.active.any()):
+    stop = settings.stopped(problem, state.x, state.value, state.gradient, state.num_steps)
+    for k in range(settings.max_steps):
+        if stop or (k % every == 0 and not bool(state.active.any())):
             break
-        state = step(k, state)
+        before, state = state.num_steps, step(k, state)
+        if settings.callback is not None and bool((state.num_steps > before).any()):
+            stop = settings.stopped(problem, state.x, state.value, state.gradient, state.num_steps)
+    if stop:
+        ended = torch.where(state.active, int(Status.STOPPED), state.status)
+        state = state._replace(status=ended)
     status = torch.where(state.bent_down, int(Status.NOT_CONVEX), state.status)
     return Outcome(state.x, state.num_steps, status)
 

@@ -74,7 +74,7 @@ class FrankWolfe:
             gamma = rule(query).unsqueeze(-1)
             return move(problem, rule, state, query, (1 - gamma) * state.x + gamma * vertex)
 
-        return iterate(problem, rule, x, settings.max_steps, step)
+        return iterate(problem, rule, x, settings, step)
 
 
 class _Combination:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, constraint_steps
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -33,6 +32,7 @@ from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.model import LARGEST, model_of
 from dfwlayer.objectives.quadratic import Factor
+from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
 

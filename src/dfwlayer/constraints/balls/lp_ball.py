@@ -19,10 +19,10 @@ from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import check_not_negative, merged
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import dot, scaled_norm
 from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["LpBall"]
 

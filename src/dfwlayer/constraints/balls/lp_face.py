@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.engines.kernels import faces as face_kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -21,6 +20,7 @@ from dfwlayer.linalg.rows import (
     select,
 )
 from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.kernels import faces as face_kernels
 
 __all__ = ["LpFace", "lp_face"]
 

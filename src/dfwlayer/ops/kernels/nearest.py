@@ -1,7 +1,7 @@
 """Triton kernels for projection layers on CUDA: one launch forwards, one backwards.
 
 They compute in double precision what `dfwlayer.constraints.balls.l1_nearest` computes on the CPU;
-see `dfwlayer.engines.kernels.steps` for the rest.
+see `dfwlayer.ops.kernels.steps` for the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.l1_nearest import LARGEST, SMALLEST
-from dfwlayer.engines.kernels.steps import (
+from dfwlayer.ops.kernels.steps import (
     entries,
     is_wide,
     jit,

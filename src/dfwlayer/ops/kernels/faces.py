@@ -1,6 +1,6 @@
 """A Triton kernel for CUDA: the face of an ℓ1 ball.
 
-See `dfwlayer.engines.kernels.steps`, whose rules it follows.
+See `dfwlayer.ops.kernels.steps`, whose rules it follows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.engines.kernels.steps import (
+from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.kernels.steps import (
     entries,
     is_wide,
     jit,
@@ -21,7 +22,6 @@ from dfwlayer.engines.kernels.steps import (
     row_sums,
     take,
 )
-from dfwlayer.linalg.scale import Scale
 
 with suppress(ImportError):
     import triton.language as tl  # type: ignore[import-not-found]

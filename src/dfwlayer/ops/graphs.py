@@ -7,15 +7,13 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["clear_graphs", "may_record", "rebuilt", "replay", "static_of", "tensors_of"]
+__all__ = ["clear_graphs", "may_record", "replay"]
 
-Part = TypeVar("Part")
 Calculation = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 
 KEPT = 16  # graphs; each holds a copy of its inputs
@@ -44,25 +42,6 @@ class _Recording:
 _recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
 _calls: OrderedDict[Hashable, int] = OrderedDict()
 _lock = threading.Lock()
-
-
-def tensors_of(part: Any) -> tuple[Tensor, ...]:
-    """The tensors among the fields of a dataclass."""
-    values = (getattr(part, field.name) for field in fields(part))
-    return tuple(value for value in values if isinstance(value, Tensor))
-
-
-def static_of(part: Any) -> tuple[Hashable, ...]:
-    """What else tells two such dataclasses apart: the type, and for every field what it is."""
-    values = (getattr(part, field.name) for field in fields(part))
-    return (type(part).__name__, *("tensor" if isinstance(v, Tensor) else v for v in values))
-
-
-def rebuilt(part: Part, tensors: Sequence[Tensor]) -> tuple[Part, Sequence[Tensor]]:
-    """The same dataclass over other tensors, and the tensors that are left."""
-    names = [f.name for f in fields(part) if isinstance(getattr(part, f.name), Tensor)]  # type: ignore[arg-type]
-    changes = dict(zip(names, tensors, strict=False))
-    return replace(part, **changes), tensors[len(names) :]  # type: ignore[type-var]
 
 
 def may_record(tensors: Sequence[Tensor]) -> bool:
