@@ -69,7 +69,7 @@ def test_true_ends_the_solve(method):
 def test_it_changes_nothing():
     f = problems(rows=40, n=8)
     for method in METHODS:
-        got = dfw.solve(f, dfw.Simplex(), method=method, callback=lambda at: None)
+        got = dfw.solve(f, dfw.Simplex(), method=method, callback=lambda _: None)
         want = dfw.solve(f, dfw.Simplex(), method=method)
         torch.testing.assert_close(got.x, want.x, rtol=0, atol=1e-7)
         assert (got.status == want.status).all()
