@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 
 import torch
@@ -33,11 +33,7 @@ __all__ = [
 Run = Callable[[Arguments, Settings], Solution]
 
 # dimensions of one problem's tensors; all of them may have a batch in front
-RANKS: dict[type, dict[str, int]] = {
-    Quadratic: {"P": 2, "q": 1},
-    LeastSquares: {"A": 2, "b": 1},
-    LpBall: {"radius": 0, "weight": 1},
-}
+SET_RANKS: dict[type, Mapping[str, int]] = {LpBall: {"radius": 0, "weight": 1}}
 
 
 def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> Solution:
@@ -154,7 +150,8 @@ def check_no_others(
             "a sparse tensor gets first derivatives only, and those outside of torch.func: "
             "detach it, or pass a dense one"
         )
-    if type(objective) not in RANKS and has_derivatives(value()):
+    own = isinstance(objective, Quadratic | LeastSquares)
+    if not own and has_derivatives(value()):
         raise RuntimeError(
             "the objective uses a tensor that is not one of its arguments, such as a module's "
             "parameter inside of fn, and the derivatives in it would be lost here: pass it as one "
@@ -170,13 +167,18 @@ def ranks_of(
     None where it is not known that a batch may be put in front of each of them.
     """
     ranks: list[int] = []
-    for part in (objective, constraint):
-        if type(part) not in RANKS:
+    for part, known in (
+        (objective, objective.ranks),
+        (constraint, SET_RANKS.get(type(constraint))),
+    ):
+        if not known:
             return None
-        tensors = [(getattr(part, name), rank) for name, rank in RANKS[type(part)].items()]
-        ranks += [rank for tensor, rank in tensors if isinstance(tensor, Tensor)]
-        if any(isinstance(t, Tensor) and t.layout != torch.strided for t, _ in tensors):
-            return None
+        for name in getattr(part, "__dataclass_fields__", ()):
+            tensor = getattr(part, name)
+            if isinstance(tensor, Tensor):
+                if tensor.layout != torch.strided:
+                    return None
+                ranks.append(known[name])
     for other in others:  # a start, and parts that should have no tensors
         if isinstance(other, Tensor):
             ranks.append(1)

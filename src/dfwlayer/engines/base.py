@@ -14,7 +14,7 @@ from dfwlayer.constraints.base import Constraint, Face, constraint_is_shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Outcome, Problem, Settings
-from dfwlayer.objectives.base import Objective, common_batch, objective_records
+from dfwlayer.objectives.base import Objective, common_batch
 from dfwlayer.objectives.translated import Translated
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
@@ -64,7 +64,7 @@ class Task:
             return self
         objective, constraint, bad = self.objective, self.constraint, None
         if self.settings.verify:
-            if not (objective_records(objective) and not bool(objective.suspect())):
+            if bool(objective.suspect()):
                 objective, bad = objective.verified()
             constraint, flagged = constraint.verified()
             bad = merged(bad, flagged)

@@ -126,16 +126,16 @@ def _again(run: Run, task: Task, outcome: Outcome, again: Tensor, needed: bool =
 
 def _part(task: Task, again: Tensor) -> Task | None:
     """The problems of a mask, None where a batch cannot be taken apart."""
-    if again.dim() == 0 or not hasattr(task.objective, "rows"):
+    if again.dim() == 0:
         return None
     index = again.nonzero().squeeze(-1)
-    sets = rows_of_set(task.constraint, index)
-    if sets is None:
+    objective, sets = task.objective.rows(index), rows_of_set(task.constraint, index)
+    if objective is None or sets is None:
         return None
     spent = task.settings.spent
     return replace(
         task,
-        objective=task.objective.rows(index),
+        objective=objective,
         constraint=sets,
         start=task.point[index],
         lead=(len(index),),
@@ -189,6 +189,8 @@ def _in_units(run: Run, task: Task) -> Outcome | None:
         unit = torch.ones_like(unit)
         scaled = constraint_there
     rescaled = objective_there.rescaled(unit, factor)
+    if rescaled is None:
+        return None
     column = unit.unsqueeze(-1)
     there = replace(
         task,
@@ -247,7 +249,7 @@ class _Widened(torch.autograd.Function):
 
 def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective, Constraint] | None:
     """Both with float64 data; None for an objective that cannot be put into units."""
-    if not hasattr(objective, "rescaled") or not is_dataclass(constraint):
+    if not is_dataclass(objective) or not is_dataclass(constraint):
         return None
     tensors = tensors_in((objective, constraint), sparse=False)
     wide = (_widened(t) if t.is_floating_point() else t for t in tensors)

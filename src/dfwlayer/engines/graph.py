@@ -15,7 +15,6 @@ from dfwlayer.engines import eager
 from dfwlayer.engines.base import Located, Task
 from dfwlayer.engines.careful import out_of_range
 from dfwlayer.methods.base import Outcome, Problem
-from dfwlayer.objectives.base import objective_records
 from dfwlayer.ops.graphs import may_record, replay
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
 from dfwlayer.solution import Status
@@ -57,7 +56,7 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
     if objective.device.type != "cuda" or settings.mode != "implicit":
         return None
     able = getattr(settings.method, "recordable", False)
-    if not (able and objective_records(objective) and constraint_records(constraint)):
+    if not (able and objective.recordable and constraint_records(constraint)):
         return None
     if settings.max_steps < LEAST_STEPS or settings.callback is not None:
         return None

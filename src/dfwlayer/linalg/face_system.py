@@ -24,7 +24,7 @@ from dfwlayer.linalg.rows import (
     where_rows,
 )
 from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
-from dfwlayer.objectives.base import Objective, diagonal_of, objective_records
+from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.graphs import may_record, replay
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
 
@@ -123,7 +123,7 @@ class FaceSystem:
             return self._refined(v, *found, tol, most)
         if self.objective.isotropic and not self.face.bends:
             return sound(self.tangent(v))
-        if diagonal_of(self.objective) is None:
+        if self.objective.diagonal is None:
             first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
             if not any_row(first.unfinished):
                 return sound(first.u)
@@ -148,7 +148,7 @@ class FaceSystem:
     def _recorded(self, v: Tensor, tol: float, floor: Scalar = 0.0) -> tuple[Tensor, Tensor] | None:
         """The first steps from a CUDA graph, and whether they were not enough."""
         objective = self.objective
-        if self.face.bends or not objective.quadratic or not objective_records(objective):
+        if self.face.bends or not objective.quadratic or not objective.recordable:
             return None
         if self.face.free is None or self._normal is None:
             return None

@@ -43,12 +43,13 @@ class Problem(NamedTuple):
     def rows(self, index: Tensor) -> Problem | None:
         """The problems at these positions, None where objective or set cannot be taken apart."""
         constraint = rows_of_set(self.constraint, index)
-        if constraint is None or not hasattr(self.objective, "rows"):
+        objective = self.objective.rows(index)
+        if constraint is None or objective is None:
             return None
         unbounded = self.unbounded
         if unbounded is not None and unbounded.dim() == 2 and len(unbounded) > 1:
             unbounded = unbounded[index]
-        return Problem(self.objective.rows(index), constraint, unbounded)
+        return Problem(objective, constraint, unbounded)
 
     def face_at(self, x: Tensor) -> tuple[Tensor, Tensor, Face]:
         """f and ∇f at a solution x, and the face it lies on."""

@@ -26,7 +26,7 @@ from dfwlayer.linalg.rows import (
 )
 from dfwlayer.linalg.subspaces import Orthogonal, Tangent
 from dfwlayer.methods.phases import Iterate, keep
-from dfwlayer.objectives.model import LARGEST, Model, model_of
+from dfwlayer.objectives.model import LARGEST, Model
 
 __all__ = ["damped_newton", "newton_step"]
 
@@ -45,7 +45,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
     """
     objective, constraint = at.problem.objective, at.problem.constraint
     n = at.x.shape[-1]
-    model = model_of(objective, at.x) if at.x.numel() * n <= LARGEST else None
+    model = objective.model(at.x) if at.x.numel() * n <= LARGEST else None
     if model is None:
         return
     model = model.dense()
@@ -62,7 +62,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
         if not any_row(rows):
             return
         if k and not objective.quadratic:
-            found = model_of(objective, at.x)
+            found = objective.model(at.x)
             if found is None:
                 return
             model = found.dense()
@@ -89,7 +89,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
 def newton_step(at: Iterate, system: FaceSystem) -> Tensor | None:
     """The minimiser of the model on the face, None where ∇²f is too large to be written down."""
     n = at.x.shape[-1]
-    model = model_of(at.problem.objective, at.x) if at.x.numel() * n <= LARGEST else None
+    model = at.problem.objective.model(at.x) if at.x.numel() * n <= LARGEST else None
     return None if model is None else _step(model.dense(), system, at, 0.0)
 
 

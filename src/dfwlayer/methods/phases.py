@@ -30,7 +30,7 @@ from dfwlayer.linalg.rows import (
 )
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Problem
-from dfwlayer.objectives.model import LARGEST, model_of
+from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops.kernels import steps as kernels
 
@@ -255,7 +255,7 @@ class WideFactor:
 def factorised(at: Iterate, rho: Scalar) -> WideFactor | None:
     """(∇²f + ρ)⁻¹ from a Hessian written down in double precision; None where it is too large."""
     x, n = at.x, at.x.shape[-1]
-    model = model_of(at.problem.objective, x) if x.numel() * n <= LARGEST else None
+    model = at.problem.objective.model(x) if x.numel() * n <= LARGEST else None
     if model is None:
         return None
     shift = torch.as_tensor(rho, dtype=torch.double, device=x.device).reshape(-1, 1)

@@ -35,7 +35,6 @@ from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
 from dfwlayer.methods.damped_newton import damped_newton, newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
 from dfwlayer.methods.second_order import minimise_models
-from dfwlayer.objectives.base import diagonal_of
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
@@ -119,7 +118,7 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
             x, face = constraint.nearest(z)
         else:
             x = constraint.project(z)
-    elif constraint_is_direct(constraint) and (square := diagonal_of(objective)) is not None:
+    elif constraint_is_direct(constraint) and (square := objective.diagonal) is not None:
         factor = square.sqrt()
         z = -objective.gradient(torch.zeros_like(x)) / factor
         x = constraint.stretched(factor).project(z) / factor

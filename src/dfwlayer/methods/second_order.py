@@ -24,7 +24,7 @@ from dfwlayer.linalg.rows import (
 from dfwlayer.methods.base import gap_of
 from dfwlayer.methods.interior_point import interior_point, on_face
 from dfwlayer.methods.phases import Iterate
-from dfwlayer.objectives.model import Model, model_of
+from dfwlayer.objectives.model import Model
 
 __all__ = ["minimise_models"]
 
@@ -56,7 +56,7 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
         going = _mask(rows & (at.left > 1), at)
         if not bool(going.any()):
             break
-        model = model_of(at.problem.objective, at.x)
+        model = at.problem.objective.model(at.x)
         if model is None:
             return False
         if region is not None:
