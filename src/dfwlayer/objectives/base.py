@@ -105,7 +105,7 @@ class Objective(ABC):
 
         Matrices with a batch of one become one for all.
         """
-        check_tensors(self._tensors)
+        check_tensors(self._tensors, sparse=self._tensors)  # the constructor knows which may be
         alone = {
             k: t[0]
             for k, t in self._tensors.items()
