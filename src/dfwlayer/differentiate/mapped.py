@@ -19,7 +19,7 @@ from dfwlayer.linalg.rows import common_shape
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives import LeastSquares, Quadratic
 from dfwlayer.objectives.base import Objective, common_batch
-from dfwlayer.ops.tensors import filled, tensors_in
+from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Solution
 
 __all__ = [
@@ -173,7 +173,7 @@ def ranks_of(
     ):
         if not known:
             return None
-        for name in getattr(part, "__dataclass_fields__", ()):
+        for name in fields_of(part):
             tensor = getattr(part, name)
             if isinstance(tensor, Tensor):
                 if tensor.layout != torch.strided:

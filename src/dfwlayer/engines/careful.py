@@ -22,7 +22,7 @@ from dfwlayer.engines.base import Located, Task, centred
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, is_invariant
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.tensors import filled, tensors_in
+from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Status
 
 __all__ = ["out_of_range", "takes_care", "with_care"]
@@ -254,7 +254,7 @@ def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective,
     tensors = tensors_in((objective, constraint), sparse=False)
     wide = (_widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
-    for name in objective.__dataclass_fields__:
+    for name in fields_of(objective):
         value = getattr(objective, name)
         if isinstance(value, Tensor) and value.layout != torch.strided:
             object.__setattr__(both[0], name, value.double())

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["filled", "static_of", "tensors_in"]
+__all__ = ["fields_of", "filled", "static_of", "tensors_in"]
+
+
+def fields_of(node: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields, none for other objects."""
+    return tuple(field.name for field in fields(node)) if is_dataclass(node) else ()
 
 
 def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
@@ -30,7 +36,7 @@ def _collect(node: Any, found: list[Tensor]) -> None:
         for part in node.values():
             _collect(part, found)
     else:
-        for name in getattr(node, "__dataclass_fields__", ()):
+        for name in fields_of(node):
             _collect(getattr(node, name), found)
 
 
@@ -49,7 +55,7 @@ def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
         return node
     copy = object.__new__(type(node))
-    for name in node.__dataclass_fields__:  # the constructor's checks were passed before
+    for name in fields_of(node):  # the constructor's checks were passed before
         object.__setattr__(copy, name, filled(getattr(node, name), tensors))
     return copy
 
@@ -63,4 +69,4 @@ def static_of(node: Any) -> Hashable:
     if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
         own: Hashable = node
         return own
-    return type(node), *(static_of(getattr(node, name)) for name in node.__dataclass_fields__)
+    return type(node), *(static_of(getattr(node, name)) for name in fields_of(node))
