@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from dfwlayer.linalg.rows import inner, maximum, ratio
+from dfwlayer.ops.kernels import common
 from dfwlayer.ops.kernels import steps as kernels
 from helpers import DTYPES
 
-INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
-needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
+INTERPRETED = common.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(common.triton is None, reason="triton is not installed")
 compiled = pytest.mark.skipif(INTERPRETED, reason="TRITON_INTERPRET=1 compiles no kernel")
 interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="on the CPU the kernels need triton and TRITON_INTERPRET=1"

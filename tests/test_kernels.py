@@ -16,6 +16,7 @@ from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.linalg.rows import inner, maximum, ratio, root, select
 from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate
+from dfwlayer.ops.kernels import common
 from dfwlayer.ops.kernels import steps as kernels
 from helpers import F64
 from kernel_cases import (
@@ -244,10 +245,12 @@ def test_observe(device, B, n, dtype):
         seen = SimpleNamespace(
             steepest=numbers[1].double(), flattest=numbers[2].double(), bent_down=numbers[3]
         )
-        Iterate.observe(seen, curvature, square, rounding[pick].double() * root(square))
+        blur = 1e-3  # so coarse that it decides in some rows
+        error = rounding[pick].double() * root(square) + blur * seen.steepest * square
+        Iterate.observe(seen, curvature, square, error)
         met = maximum(ratio(curvature, square, 0.0), 0.1 * numbers[0].double())
         following = select(square > 0, met, numbers[0].double())
-        kernels.observe(*vectors, *numbers, rounding[pick])
+        kernels.observe(*vectors, *numbers, rounding[pick], blur=blur)
         scale = bend.norm(dim=-1, keepdim=True) / step.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         scale = scale + numbers[0].double() + numbers[1].double()
         near(numbers[0], following, scale, n)
@@ -299,14 +302,14 @@ def test_no_problems(device):
 
 
 def test_fits():
-    assert kernels.fits(1)
-    assert kernels.fits(kernels.WIDEST)
-    assert not kernels.fits(0)
-    assert not kernels.fits(kernels.WIDEST + 1)
+    assert common.fits(1)
+    assert common.fits(common.WIDEST)
+    assert not common.fits(0)
+    assert not common.fits(common.WIDEST + 1)
 
 
 def test_available_says_what_the_machine_has():
-    assert kernels.available() == (kernels.triton is not None and torch.cuda.is_available())
+    assert common.available() == (common.triton is not None and torch.cuda.is_available())
 
 
 @pytest.mark.cuda
@@ -314,11 +317,11 @@ def test_available_says_what_the_machine_has():
 @compiled
 @dtypes
 def test_widest(dtype):
-    z = torch.randn(2, kernels.WIDEST, device="cuda", dtype=dtype) * 3
+    z = torch.randn(2, common.WIDEST, device="cuda", dtype=dtype) * 3
     one = torch.ones(1, device="cuda", dtype=dtype)
     want, _ = project_wide(z, one, one, one)
     near(kernels.project_l1(z, one, one, one), want, 1.0, 1)
-    state = make_cg(len(CG_KINDS), kernels.WIDEST, "cuda", dtype)
+    state = make_cg(len(CG_KINDS), common.WIDEST, "cuda", dtype)
     state, want = (take(state, range(len(CG_KINDS)), kind) for kind in (dtype, F64))
     launch_cg(state)
     cg_step(want, 5, torch.finfo(dtype).eps)
@@ -348,7 +351,7 @@ def test_captured_in_a_graph(shape):
     def advance(x, gradient, state, seen):
         trial = kernels.step_l1(x, gradient, seen[0], one, one, one)
         slope = trial @ P - rhs
-        kernels.observe(x, gradient, trial, slope, *seen)
+        kernels.observe(x, gradient, trial, slope, *seen, blur=1e-6)
         x.copy_(trial)
         gradient.copy_(slope)
         state.product = state.direction @ P

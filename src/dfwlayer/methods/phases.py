@@ -181,7 +181,7 @@ class Spectral:
         """Take note of the curvature along a step and choose the next α."""
         numbers = (self.alpha, at.steepest, at.flattest, at.bent_down, rounding)
         if kernels.take(x) and all_tensors(numbers):
-            kernels.observe(x, gradient, trial, slope, *numbers)
+            kernels.observe(x, gradient, trial, slope, *numbers, blur=at.blur)
             return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)

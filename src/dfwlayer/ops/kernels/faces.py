@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.scale import Scale
-from dfwlayer.ops.kernels.steps import (
+from dfwlayer.ops.kernels.common import (
+    cells,
     entries,
     is_wide,
     jit,
@@ -97,11 +98,7 @@ def _face_l1(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     point = entries(x, at, cell)
     slope = entries(g, at, cell)
     weights = row * weight_stride

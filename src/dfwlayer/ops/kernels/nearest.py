@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.l1_nearest import LARGEST, SMALLEST
-from dfwlayer.ops.kernels.steps import (
+from dfwlayer.ops.kernels.common import (
+    cells,
     entries,
     is_wide,
     jit,
     launch,
     layout_of,
-    least_eta,
     pull_most,
     quotient_of,
     row_sum,
     row_sums,
+    settled_eta,
     take,
 )
 
@@ -117,11 +118,7 @@ def _nearest_l1(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     z = -entries(q, at, cell)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0).to(tl.float64)
     if weight is not None:
@@ -146,11 +143,7 @@ def _nearest_l1(
     delta = largest - pull
     # as in ``kernels``: Newton's method, which leaves out entries for good
     eta = tl.where(inside, 0.0, quotient_of(t, lead))
-    following = least_eta(delta < eta, square, delta, t, eta)
-    while tl.max((following < eta).to(tl.int32)) > 0:
-        eta = tl.minimum(following, eta)
-        following = least_eta(delta < eta, square, delta, t, eta)
-    eta = tl.minimum(following, eta)
+    eta = settled_eta(eta, square, delta, t)
 
     moved = tl.maximum(eta - delta, 0.0) * w
     moved = tl.where(z < 0, -moved, moved).to(z.dtype)
@@ -184,11 +177,7 @@ def _pull_back_l1(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     point = entries(x, at, cell)
     push = entries(v, at, cell).to(tl.float64)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0).to(tl.float64)

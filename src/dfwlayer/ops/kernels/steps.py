@@ -1,70 +1,41 @@
 """Triton kernels for CUDA: the vector work of an inner loop in one launch instead of dozens.
 
-Each kernel does what the same formulas in ``linalg``, ``constraints.lp_projection`` and
+Each kernel does what the same formulas in ``linalg``, ``constraints.balls.lp_projection`` and
 ``methods.phases`` do, and never waits for the host, so that a loop of them can be captured in a
-CUDA graph. A program of the grid works on one problem, or on a block of them where they are small.
-
-Vectors are (n,) or (B, n), float32 or float64; numbers and masks for each problem are (1,) or
-(B, 1). What is changed in place is contiguous and shares memory with nothing else. Triton comes
-with PyTorch where there is CUDA and is no dependency: without it, ``available()`` is False.
+CUDA graph. What is changed in place is contiguous and shares memory with nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found]
+from dfwlayer.ops.kernels.common import (
+    EPS,
+    cells,
+    entries,
+    is_wide,
+    jit,
+    larger,
+    launch,
+    least_eta,
+    pull_most,
+    quotient_of,
+    row_sum,
+    row_sums,
+    settled_eta,
+    smaller,
+    take,
+)
+
+with suppress(ImportError):
     import triton.language as tl  # type: ignore[import-not-found]
-except ImportError:
-    triton = None
 
-__all__ = [
-    "available",
-    "cg_update",
-    "entries",
-    "fits",
-    "is_wide",
-    "jit",
-    "launch",
-    "layout_of",
-    "least_eta",
-    "observe",
-    "project_l1",
-    "pull_most",
-    "quotient_of",
-    "row_sum",
-    "row_sums",
-    "step_l1",
-    "take",
-]
+__all__ = ["cg_update", "observe", "project_l1", "step_l1", "take"]
 
-WIDEST = 16384  # entries of a problem that one program holds in registers
-EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 CEILING = {dtype: 0.25 * torch.finfo(dtype).max for dtype in EPS}  # of |z|/ω
-
-
-@cache
-def available() -> bool:
-    """Whether the kernels can run on this machine's current CUDA device."""
-    if triton is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= (7, 0)
-
-
-def fits(n: int) -> bool:
-    """Whether the kernels take problems of so many variables."""
-    return 0 < n <= WIDEST
-
-
-def take(like: Tensor) -> bool:
-    """Whether the kernels take vectors like these."""
-    return like.is_cuda and fits(like.shape[-1]) and like.dtype in EPS and available()
 
 
 def cg_update(
@@ -129,52 +100,13 @@ def observe(
     flattest: Tensor,  # changed
     bent_down: Tensor,  # mask, changed
     rounding: Tensor,  # of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one
+    *,
+    blur: float,  # rounding of a curvature, relative to the steepest
 ) -> None:
     """Take note of the curvature along a step of ``Spectral`` and choose the next α."""
     x, gradient, trial, slope = (v.contiguous() for v in (x, gradient, trial, slope))
     numbers = (alpha, steepest, flattest, bent_down, rounding)
-    launch(_observe, x, (x, gradient, trial, slope, *numbers), {})
-
-
-class _Layout(NamedTuple):
-    """How a kernel is cut into programs."""
-
-    rows: int  # problems of a program
-    options: dict[str, int]
-
-
-@cache
-def layout_of(n: int) -> _Layout:
-    """For problems of so many variables."""
-    block = 1 << (n - 1).bit_length()
-    rows = max(1, 256 // block) if block <= 64 else 1
-    # More warps share the entries of a row, but wait for each other at every sum of them; 16 and
-    # 32 are there for their registers. These were the fastest on an H200.
-    warps = 4 if rows > 1 else max(min(8, block // 128), block // 512)
-    return _Layout(rows, {"ROWS": rows, "BLOCK": block, "num_warps": warps})
-
-
-def is_wide(like: Tensor) -> bool:
-    """Whether a thread has too few registers for its part of several such vectors."""
-    return like.shape[-1] * like.element_size() > 2**14
-
-
-def launch(
-    kernel: Any, like: Tensor, arguments: tuple[object, ...], constants: dict[str, Any]
-) -> None:
-    """Launch a kernel for vectors of that shape, on their device."""
-    n = like.shape[-1]
-    rows = like.numel() // n
-    if rows == 0:
-        return
-    layout = layout_of(n)
-    grid = (-(-rows // layout.rows),)
-    index = like.get_device()  # −1 for the CPU, where Triton's interpreter runs
-    if index < 0 or index == torch.cuda.current_device():
-        kernel[grid](*arguments, rows, n, **constants, **layout.options)
-        return
-    with torch.cuda.device(index):
-        kernel[grid](*arguments, rows, n, **constants, **layout.options)
+    launch(_observe, x, (x, gradient, trial, slope, *numbers, blur), {})
 
 
 def _project(
@@ -196,72 +128,6 @@ def _project(
         {"WEIGHTED": columns > 1, "CEILING": CEILING[x.dtype], "WIDE": is_wide(x)},
     )
     return out
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """A kernel, or a part of one; without Triton just a function that nobody calls."""
-    if triton is None:
-        return function
-    # other values of these shall not compile the kernel anew
-    runtime = ["rows", "step", "weight_stride", "length_stride"]
-    return triton.jit(function, do_not_specialize=runtime)
-
-
-@jit
-def entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
-    """Of a vector of each problem, 0 beyond its end."""
-    return tl.load(vector + at, mask=cell, other=0.0)
-
-
-@jit
-def row_sum(a: tl.tensor) -> tl.tensor:
-    """The sum of each row."""
-    return tl.sum(a, axis=1, keep_dims=True)
-
-
-@jit
-def _add(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
-    return a + c, b + d
-
-
-@jit
-def row_sums(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """Both sums of each row, at the price of one where warps have to wait for each other."""
-    return tl.reduce((a, b), 1, _add, keep_dims=True)
-
-
-@jit
-def pull_most(
-    weight: tl.tensor,
-    pull: tl.tensor,
-    square: tl.tensor,
-    more: tl.tensor,
-    other_pull: tl.tensor,
-    other_square: tl.tensor,
-) -> tl.tensor:
-    """The sum of the weights, the largest pull, and the square that goes with it."""
-    first = (pull > other_pull) | ((pull == other_pull) & (square > other_square))
-    return (
-        weight + more,
-        tl.where(first, pull, other_pull),
-        tl.where(first, square, other_square),
-    )
-
-
-@jit
-def quotient_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """a / b where b > 0, else 0."""
-    return tl.where(b > 0, a / tl.where(b > 0, b, 1.0), 0.0)
-
-
-@jit
-def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@jit
-def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
@@ -289,11 +155,7 @@ def _cg_update(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, _, here, cell, at = cells(rows, n, ROWS, BLOCK)
     p = entries(product, at, cell)
     d = entries(direction, at, cell)
     if not WIDE:  # loads that nobody waits for yet
@@ -314,10 +176,10 @@ def _cg_update(
     on = on & (square > enough) & (tl.where(step < 0, taken, step) < most)
     curvature = row_sum(d * p)
     quotient = quotient_of(curvature, size)
-    top = _larger(top, tl.abs(quotient))
+    top = larger(top, tl.abs(quotient))
     least = EPS * top * size
     tl.store(steepest + row, top, mask=here)
-    tl.store(flattest + row, _smaller(low, quotient), mask=here & on)
+    tl.store(flattest + row, smaller(low, quotient), mask=here & on)
     tl.store(steps + row, taken + 1, mask=here & on)
     tl.store(flat + row, lost | (on & (curvature <= least)), mask=here)
     on = on & (curvature > least)
@@ -345,16 +207,6 @@ def _cg_update(
 
 
 @jit
-def least_eta(
-    chosen: tl.tensor, square: tl.tensor, delta: tl.tensor, t: tl.tensor, otherwise: tl.tensor
-) -> tl.tensor:
-    """The η of a set of entries, (t + Σ ω²δ) / Σ ω²; see ``project_l1``."""
-    part = tl.where(chosen, square, 0.0)
-    mass, moment = row_sums(part, part * delta)
-    return tl.where(mass > 0, (t + moment) / tl.where(mass > 0, mass, 1.0), otherwise)
-
-
-@jit
 def _project_l1(
     x: tl.tensor,
     gradient: tl.tensor,
@@ -373,11 +225,7 @@ def _project_l1(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     z = entries(x, at, cell)
     weights = row * weight_stride
     weighed = here
@@ -398,7 +246,7 @@ def _project_l1(
     # sums in double precision: in float32 they would cost the result a digit
     size = tl.abs(z)
     wide = w.to(tl.float64)
-    pull = _smaller(size * steepness, CEILING)
+    pull = smaller(size * steepness, CEILING)
     square = tl.where(cell, tl.maximum(wide * wide, 2.0**-1022), 0.0)
     weight, largest, lead = tl.reduce(
         (wide * size.to(tl.float64), pull, square), 1, pull_most, keep_dims=True
@@ -408,26 +256,19 @@ def _project_l1(
     inside = tl.max(tl.where(cell, outside.to(tl.int32), 0), axis=1, keep_dims=True) == 0
     delta = (largest - pull).to(tl.float64)
 
-    # The η of any set of entries, (t + Σ ω²δ) / Σ ω², is not below the solution's, and that of
-    # the entries with δ < η is not above η: Newton's method on a convex function. It starts at
-    # the η of the entry that pulls most, so that no sum leaves the range, or at that of the
-    # support of x, which is often the right one. As long as η falls an entry is left out for
-    # good, therefore the loop ends. (What it carries is used after it, or Triton before 3.5 fails.)
+    # from the η of the entry that pulls most, so that no sum leaves the range, or from that of
+    # the support of x, which is often the right one
     eta = tl.where(inside, 0.0, quotient_of(t, lead))
     if gradient is not None:
         eta = tl.minimum(eta, least_eta(support, square, delta, t, eta))
-    following = least_eta(delta < eta, square, delta, t, eta)
-    while tl.max((following < eta).to(tl.int32)) > 0:
-        eta = tl.minimum(following, eta)
-        following = least_eta(delta < eta, square, delta, t, eta)
-    eta = tl.minimum(following, eta)
+    eta = settled_eta(eta, square, delta, t)
 
     eta = tl.where(weight == weight, eta, weight)  # NaN if z is
     if WIDE:
         tl.debug_barrier()  # other threads may have written what this one reads
         z = entries(out, at, cell)
         wide = tl.load(omega + weights, mask=weighed, other=1.0).to(tl.float64)
-    moved = _larger(eta - delta, 0.0) * wide
+    moved = larger(eta - delta, 0.0) * wide
     moved = tl.where(z < 0, -moved, moved).to(z.dtype)
     tl.store(out + at, tl.where(inside, z, moved), mask=cell)
 
@@ -443,16 +284,13 @@ def _observe(
     flattest: tl.tensor,
     bent_down: tl.tensor,
     rounding: tl.tensor,
+    blur: tl.tensor,
     rows: tl.tensor,
     n: tl.tensor,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    here = row < rows
-    cell = here & (column < n)
-    at = row * n + column
+    row, _, here, cell, at = cells(rows, n, ROWS, BLOCK)
     old = entries(x, at, cell)
     new = entries(trial, at, cell)
     old_slope = entries(gradient, at, cell)
@@ -465,10 +303,10 @@ def _observe(
 
     d = new - old
     square, curvature = row_sums(d * d, d * (new_slope - old_slope))
-    error = error * tl.sqrt(square)
+    error = error * tl.sqrt(square) + blur * top * square
     met = quotient_of(curvature, square)
     sure = here & (curvature > error)
     tl.store(bent_down + row, bent | (curvature < -error), mask=here)
-    tl.store(steepest + row, _larger(top, met), mask=sure)
-    tl.store(flattest + row, _smaller(low, met), mask=sure)
-    tl.store(alpha + row, _larger(met, 0.1 * steep), mask=here & (square > 0))
+    tl.store(steepest + row, larger(top, met), mask=sure)
+    tl.store(flattest + row, smaller(low, met), mask=sure)
+    tl.store(alpha + row, larger(met, 0.1 * steep), mask=here & (square > 0))
