@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from dfwlayer_bench.families import FAMILIES, make
+from dfwlayer_bench.problems.families import FAMILIES, make
 
 cp = pytest.importorskip("cvxpy")
 typer = pytest.importorskip("typer")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from dfwlayer_bench.baselines import SYSTEMS, base, run, solve_reference  # noqa: E402
 from dfwlayer_bench.baselines.altdiff import AltDiff, AltDiffQP  # noqa: E402
-from dfwlayer_bench.baselines.reference import kkt_residual, project_l1  # noqa: E402
-from dfwlayer_bench.bench import bench  # noqa: E402
-from dfwlayer_bench.bench_options import ListCommand, split  # noqa: E402
-from dfwlayer_bench.bench_probe import probe  # noqa: E402
-from dfwlayer_bench.bench_report import rows_of  # noqa: E402
-from dfwlayer_bench.bench_store import Cell, Store, StoreError  # noqa: E402
+from dfwlayer_bench.bench.command import bench  # noqa: E402
+from dfwlayer_bench.bench.probe import probe  # noqa: E402
+from dfwlayer_bench.bench.report import rows_of  # noqa: E402
+from dfwlayer_bench.bench.store import Cell, Store, StoreError  # noqa: E402
+from dfwlayer_bench.options import ListCommand, split  # noqa: E402
+from dfwlayer_bench.problems.reference import (  # noqa: E402
+    kkt_residual,
+    project_l1,
+    solve_reference,
+)
+from dfwlayer_bench.systems import SYSTEMS, base, run  # noqa: E402
 
 TASK = {
     "system": "floor",
@@ -401,6 +405,6 @@ def test_importing_the_command_does_not_import_torch():
     import subprocess
     import sys
 
-    code = "import sys, dfwlayer_bench.bench; sys.exit('torch' in sys.modules)"
-    assert importlib.util.find_spec("dfwlayer_bench.bench") is not None
+    code = "import sys, dfwlayer_bench.bench.command; sys.exit('torch' in sys.modules)"
+    assert importlib.util.find_spec("dfwlayer_bench.bench.command") is not None
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,7 +21,9 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 import dfwlayer
-from dfwlayer_bench import cli, demo_exact, demo_steps
+from dfwlayer_bench import cli
+from dfwlayer_bench.demo import exact as demo_exact
+from dfwlayer_bench.demo import steps as demo_steps
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 

@@ -9,8 +9,8 @@ import torch
 from dfwlayer_bench.baselines.altdiff import AltDiff
 from dfwlayer_bench.baselines.optnet import OptNet, OptNetQP
 from dfwlayer_bench.baselines.optnet_programs import Ball, Dense
-from dfwlayer_bench.baselines.reference import solve_reference
-from dfwlayer_bench.families import FAMILIES, make
+from dfwlayer_bench.problems.families import FAMILIES, make
+from dfwlayer_bench.problems.reference import solve_reference
 from helpers import DEVICES
 
 SHAPES = ((4, 3, 0), (5, 12, 0), (6, 4, 2), (8, 20, 3))  # d, m, k

@@ -23,17 +23,17 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from dfwlayer_bench import cli
-from dfwlayer_bench.baselines import SYSTEMS
-from dfwlayer_bench.bench_figure import Curve, Panel, look_of, save_figure
-from dfwlayer_bench.bench_store import Store, StoreError
-from dfwlayer_bench.reproduce_document import NOT_MEASURED
-from dfwlayer_bench.reproduce_study import (
+from dfwlayer_bench.bench.store import Store, StoreError
+from dfwlayer_bench.report.document import NOT_MEASURED
+from dfwlayer_bench.report.figures import Curve, Panel, look_of, save_figure
+from dfwlayer_bench.reproduce.studies.base import (
     Study,
     StudyPlan,
     Variant,
     run_studies,
     saved_records,
 )
+from dfwlayer_bench.systems import SYSTEMS
 
 NO_TERMINAL = {"COLUMNS": "80", "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "GITHUB_ACTIONS": None}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -325,7 +325,7 @@ def test_bad_options_are_named(tmp_path, option, value):
 
 
 def test_importing_the_command_does_not_import_torch():
-    code = "import sys, dfwlayer_bench.reproduce; sys.exit('torch' in sys.modules)"
+    code = "import sys, dfwlayer_bench.reproduce.command; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONWARNINGS": ""}
     run = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert run.returncode == 0

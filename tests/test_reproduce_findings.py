@@ -14,19 +14,19 @@ pytest.importorskip("matplotlib")
 import cvxpy as cp
 
 import dfwlayer
-from dfwlayer_bench import reproduce_ablations as ablations
 from dfwlayer_bench.baselines.altdiff import Ball, alternate
-from dfwlayer_bench.bench_measure import held_bytes
-from dfwlayer_bench.bench_store import Cell
-from dfwlayer_bench.families import make
-from dfwlayer_bench.reproduce_document import FAILS, IN_PART, NOT_MEASURED, REPRODUCES
-from dfwlayer_bench.reproduce_findings import system_findings
-from dfwlayer_bench.reproduce_paper import ACCURACY, TIMES
-from dfwlayer_bench.reproduce_rows import groups_of_records, system_rows
-from dfwlayer_bench.reproduce_study import Case, Record
-from dfwlayer_bench.reproduce_study_findings import study_findings
-from dfwlayer_bench.reproduce_systems import prepare_alt_diff, rounds_of
-from dfwlayer_bench.reproduce_trajectory import follow
+from dfwlayer_bench.bench.measure import held_bytes
+from dfwlayer_bench.bench.store import Cell
+from dfwlayer_bench.problems.families import make
+from dfwlayer_bench.report.document import FAILS, IN_PART, NOT_MEASURED, REPRODUCES
+from dfwlayer_bench.reproduce.findings import system_findings
+from dfwlayer_bench.reproduce.paper import ACCURACY, TIMES
+from dfwlayer_bench.reproduce.rows import groups_of_records, system_rows
+from dfwlayer_bench.reproduce.studies import ablations
+from dfwlayer_bench.reproduce.studies.base import Case, Record
+from dfwlayer_bench.reproduce.studies.findings import study_findings
+from dfwlayer_bench.reproduce.studies.trajectory import follow
+from dfwlayer_bench.systems.altdiff_paper import prepare_alt_diff, rounds_of
 
 # what is measured --------------------------------------------------------------------------------
 

@@ -28,13 +28,14 @@ from typer.testing import CliRunner
 
 from dfwlayer.constraints.l1_box import project_l1_box
 from dfwlayer_bench import cli
-from dfwlayer_bench.robotics import collect, tasks
-from dfwlayer_bench.robotics.collect import Collection, Request, fingerprint
-from dfwlayer_bench.robotics.dpro import DPro, Settings, limited
-from dfwlayer_bench.robotics.expert import CHECKPOINT, Plan, Training
+from dfwlayer_bench.robotics import tasks
+from dfwlayer_bench.robotics.expert import collect
+from dfwlayer_bench.robotics.expert.collect import Collection, Request, fingerprint
+from dfwlayer_bench.robotics.expert.dpro import DPro, Settings, limited
+from dfwlayer_bench.robotics.expert.replay import Batch, Replay
+from dfwlayer_bench.robotics.expert.training import CHECKPOINT, Plan, Training
 from dfwlayer_bench.robotics.files import FileError, load_dataset
 from dfwlayer_bench.robotics.networks import Actor
-from dfwlayer_bench.robotics.replay import Batch, Replay
 from dfwlayer_bench.robotics.tasks import TASKS, Task, find_task, make_env, missing, power
 
 CHEETAH, REACHER = TASKS["HC+O"], TASKS["R+O03"]

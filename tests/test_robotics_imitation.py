@@ -17,9 +17,7 @@ pytest.importorskip("typer", reason="needs the extra: pip install 'dfwlayer[cli]
 from typer.testing import CliRunner
 
 from dfwlayer_bench import cli
-from dfwlayer_bench.robotics.animation import BAD, GOOD, SIZE, Scene, film, save_animation
-from dfwlayer_bench.robotics.dpro import MARGIN, limited
-from dfwlayer_bench.robotics.evaluate import FRESH_SEED, act_of, evaluate, roll_out_together
+from dfwlayer_bench.robotics.expert.dpro import MARGIN, limited
 from dfwlayer_bench.robotics.files import (
     ASSETS,
     Dataset,
@@ -28,12 +26,26 @@ from dfwlayer_bench.robotics.files import (
     save_actor,
     save_dataset,
 )
-from dfwlayer_bench.robotics.imitate import Imitation, Plan, Policy, load_policy, split, violations
-from dfwlayer_bench.robotics.imitate_timing import time_layers
-from dfwlayer_bench.robotics.imitation_findings import findings_of
-from dfwlayer_bench.robotics.imitation_report import Results, rows_of
-from dfwlayer_bench.robotics.imitation_rows import Row, Run
-from dfwlayer_bench.robotics.layers import LAYERS, find_layer
+from dfwlayer_bench.robotics.imitation.animation import BAD, GOOD, SIZE, Scene, film, save_animation
+from dfwlayer_bench.robotics.imitation.evaluate import (
+    FRESH_SEED,
+    act_of,
+    evaluate,
+    roll_out_together,
+)
+from dfwlayer_bench.robotics.imitation.findings import findings_of
+from dfwlayer_bench.robotics.imitation.layers import LAYERS, find_layer
+from dfwlayer_bench.robotics.imitation.report import Results, rows_of
+from dfwlayer_bench.robotics.imitation.rows import Row, Run
+from dfwlayer_bench.robotics.imitation.timing import time_layers
+from dfwlayer_bench.robotics.imitation.training import (
+    Imitation,
+    Plan,
+    Policy,
+    load_policy,
+    split,
+    violations,
+)
 from dfwlayer_bench.robotics.networks import Actor
 from dfwlayer_bench.robotics.tasks import TASKS, make_env, missing
 

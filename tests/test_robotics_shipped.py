@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("safetensors", reason="needs the extra: pip install 'dfwlayer[robotics]'")
 
-from dfwlayer_bench.robotics.collect import fingerprint
 from dfwlayer_bench.robotics.expert import expert_policy
+from dfwlayer_bench.robotics.expert.collect import fingerprint
 from dfwlayer_bench.robotics.files import ASSETS, load_actor, load_dataset
 from dfwlayer_bench.robotics.tasks import TASKS, Task, make_env, missing
 

@@ -1,0 +1,325 @@
+"""``dfw reproduce``: the paper's tables and figures, the families it leaves out, and ablations."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dfwlayer_bench.options import (
+    ListCommand,
+    check_device,
+    check_names,
+    check_sizes,
+    split,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dfwlayer_bench.bench.run import Plan
+    from dfwlayer_bench.bench.store import Cell, Store
+    from dfwlayer_bench.reproduce.studies.base import Record, Study, StudyPlan
+
+__all__ = ["reproduce_app"]
+
+PARTS = {
+    "table1": "Running time of the paper's systems and of their rivals (Table 1).",
+    "accuracy": "Solutions, gradients, violations: as in the paper, and against exact answers.",
+    "temperature": "Solution and gradient along the iterations, annealed and at constant τ.",
+    "ablations": "p, step sizes, annealing, batches, unrolled against implicit, Theorem 1.",
+    "all": "Everything, in one report.",
+}
+TELL = """
+
+    The folder gets report.html, which holds everything, the tables as CSV, JSON and Markdown, and
+    the figures as PNG and SVG. Every finished cell is saved at once: a run that was interrupted
+    goes on when the same command is given again. Studies of the method (temperature, ablations)
+    use the middle one of --sizes.
+"""
+SIZES, QUICK_SIZES = (500, 1000, 2000), (30, 60)
+FAMILY, QUICK_FAMILY = ("paper", "active", "ill"), ("paper", "active")
+STEPS, QUICK_STEPS = 300, 60
+BATCHES, QUICK_BATCHES = (1, 4, 16, 64), (1, 4)
+WIDTH = 170  # columns, where the output is no terminal
+
+Sizes = Annotated[
+    list[str] | None, typer.Option(help="Numbers of variables. (default: 500 1000 2000)")
+]
+Family = Annotated[
+    list[str] | None,
+    typer.Option(help="paper, active, ill, very, loose. (default: paper active ill)"),
+]
+Systems = Annotated[
+    list[str] | None, typer.Option(help="Systems to compare. (default: every one there is)")
+]
+Trials = Annotated[
+    int | None, typer.Option(min=1, help="Problems for each family and size. (default: 5)")
+]
+Repeats = Annotated[
+    int | None, typer.Option(min=1, help="Timed calls on each problem. (default: 3)")
+]
+Steps = Annotated[
+    int | None, typer.Option(min=2, help="Iterations that the studies follow. (default: 300)")
+]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the first trial; the next ones add 100 each.")
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Seconds that one call, or building, may take. (default: 600)"),
+]
+Out = Annotated[
+    Path, typer.Option(help="Folder for results; a run that was interrupted goes on there.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations.")
+]
+Memory = Annotated[
+    bool,
+    typer.Option(
+        help="Run each system once in a process of its own first, to measure its memory and to "
+        "stop it at the time limit."
+    ),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, with the defaults filled in."""
+
+    parts: tuple[str, ...]
+    systems: Plan
+    studies: StudyPlan
+    steps: int
+    batches: tuple[int, ...]
+    command: str
+
+    def chosen(self) -> list[Study]:
+        """The studies of the parts asked for."""
+        return [study for part in self.parts for study in self.studies_of(part)]
+
+    def studies_of(self, part: str) -> list[Study]:
+        """The studies of a part; none for the parts that compare systems."""
+        from dfwlayer_bench.reproduce.studies.ablations import ablation_studies
+        from dfwlayer_bench.reproduce.studies.temperature import temperature_study
+
+        if part == "temperature":
+            return [temperature_study(self.steps)]
+        return ablation_studies(self.steps, self.batches) if part == "ablations" else []
+
+    @property
+    def compares(self) -> bool:
+        """Whether systems are to be run."""
+        return "table1" in self.parts or "accuracy" in self.parts
+
+
+def reproduce_app() -> typer.Typer:
+    """``dfw reproduce`` with one subcommand a part."""
+    app = typer.Typer(
+        help="Reproduce the paper's experiments, and show what they leave out.",
+        no_args_is_help=True,
+    )
+    for part, description in PARTS.items():
+        app.command(part, cls=ListCommand)(_command(part, description))
+    return app
+
+
+def _command(part: str, description: str) -> Callable[..., int]:
+    def command(
+        sizes: Sizes = None,
+        trials: Trials = None,
+        family: Family = None,
+        systems: Systems = None,
+        device: Device = "cpu",
+        out: Out = Path("reproduce-results"),
+        seed: Seed = 100,
+        time_limit: TimeLimit = None,
+        quick: Quick = False,
+        repeats: Repeats = None,
+        steps: Steps = None,
+        dtype: Dtype = "float32",
+        threads: Threads = None,
+        memory: Memory = True,
+        fresh: Fresh = False,
+    ) -> int:
+        request = _request(
+            part,
+            sizes=split(sizes),
+            families=split(family),
+            systems=split(systems),
+            trials=trials or (2 if quick else 5),
+            repeats=repeats or (1 if quick or part == "accuracy" else 3),
+            steps=steps or (QUICK_STEPS if quick else STEPS),
+            time_limit=time_limit or (20.0 if quick else 600.0),
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            memory=memory,
+            quick=quick,
+        )
+        return _reproduce(request, out, fresh=fresh)
+
+    command.__doc__ = description + TELL
+    return command
+
+
+def _request(
+    part: str,
+    *,
+    sizes: list[str],
+    families: list[str],
+    systems: list[str],
+    trials: int,
+    repeats: int,
+    steps: int,
+    time_limit: float,
+    seed: int,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    memory: bool,
+    quick: bool,
+) -> Request:
+    """Check the options, each by name, and fill in the defaults."""
+    from dfwlayer_bench.bench.run import Plan
+    from dfwlayer_bench.problems.families import FAMILIES
+    from dfwlayer_bench.reproduce.studies.base import StudyPlan
+
+    numbers = tuple(sorted(check_sizes(sizes))) or (QUICK_SIZES if quick else SIZES)
+    known = _systems()
+    check_names("--family", families, FAMILIES)
+    check_names("--systems", systems, known)
+    check_names("--dtype", [dtype], ("float32", "float64"))
+    check_device(device)
+    chosen = tuple(families) or (QUICK_FAMILY if quick else FAMILY)
+    plan = Plan(
+        families=chosen,
+        sizes=numbers,
+        systems=tuple(systems or known),
+        trials=trials,
+        repeats=repeats,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        functional="sum",
+        time_limit=time_limit,
+        memory=memory,
+        threads=threads,
+        answers=True,
+    )
+    middle = numbers[len(numbers) // 2]
+    studies = StudyPlan(chosen, middle, trials, seed, dtype, device, time_limit)
+    parts = tuple(name for name in PARTS if name != "all") if part == "all" else (part,)
+    batches = QUICK_BATCHES if quick else BATCHES
+    return Request(parts, plan, studies, steps, batches, _command_line(part, plan, steps, quick))
+
+
+def _systems() -> list[str]:
+    """Every system that solves the problem, the paper's three first."""
+    from dfwlayer_bench.reproduce.paper import ROLES
+    from dfwlayer_bench.systems import PAPER_SYSTEMS, SYSTEMS
+
+    solving = [name for name, system in {**SYSTEMS, **PAPER_SYSTEMS}.items() if system.solves]
+    return list(dict.fromkeys([*ROLES, *solving]))
+
+
+def _command_line(part: str, plan: Plan, steps: int, quick: bool) -> str:
+    """The command that makes this run anew, whatever was left to defaults."""
+    words = ["dfw", "reproduce", part, "--sizes", *map(str, plan.sizes)]
+    words += ["--trials", str(plan.trials), "--family", *plan.families]
+    words += ["--systems", *plan.systems, "--device", plan.device, "--dtype", plan.dtype]
+    words += ["--seed", str(plan.seed), "--time-limit", f"{plan.time_limit:g}"]
+    words += ["--repeats", str(plan.repeats), "--steps", str(steps)]
+    words += [] if plan.memory else ["--no-memory"]
+    words += [] if plan.threads is None else ["--threads", str(plan.threads)]
+    words += ["--quick"] if quick else []
+    return shlex.join(words)
+
+
+def _reproduce(request: Request, out: Path, *, fresh: bool) -> int:
+    from rich.console import Console
+
+    from dfwlayer_bench.bench.run import identity_of
+    from dfwlayer_bench.bench.store import Store, StoreError
+    from dfwlayer_bench.report.document import show
+    from dfwlayer_bench.report.machine import describe
+    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.reproduce.output import REPORT, Results, write_results
+
+    console = Console(stderr=True)
+    store = Store(out)
+    with hold_threads(request.systems.threads):
+        machine = describe(request.systems.device)
+        identity = identity_of(request.systems, machine)
+        about: dict[str, Any] = {"command": request.command, "machine": machine, **identity}
+        try:
+            store.open(identity, fresh=fresh)
+            ended = _run(request, store, console)
+            document = write_results(store, Results(*_saved(request, store), about))
+        except StoreError as error:
+            return _refuse(console, str(error))
+        except OSError as error:
+            return _refuse(
+                console,
+                f"--out: could not write the report to {out} ({error.strerror or error}); the "
+                "finished cells are saved there: make room and run the same command again",
+            )
+    output = Console()
+    if not output.is_terminal:
+        output = Console(width=WIDTH)
+    show(document, request.parts, output)
+    console.print(f"Wrote {out / REPORT} and the tables and figures beside it", **PLAIN)
+    if not ended:
+        console.print("Interrupted; run the same command again to go on.")
+        return 130
+    return 0
+
+
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+
+def _refuse(console: Console, message: str) -> int:
+    console.print(message, style="red", **PLAIN)
+    return 2
+
+
+def _run(request: Request, store: Store, console: Console) -> bool:
+    """All cells under a progress bar; False after an interruption."""
+    from dfwlayer_bench.bench.run import run_plan
+    from dfwlayer_bench.report.progress import progress
+    from dfwlayer_bench.reproduce.studies.base import run_studies
+
+    studies = request.chosen()
+    variants = sum(len(study.variants) for study in studies)
+    total = variants * len(request.studies.cases())
+    total += request.systems.cells if request.compares else 0
+    try:
+        with progress(console, total) as report:
+            if studies:  # before the rivals load their libraries and start their threads
+                run_studies(request.studies, studies, store, report)
+            if request.compares:
+                run_plan(request.systems, store, report)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _saved(request: Request, store: Store) -> tuple[list[Cell], list[Record]]:
+    """What the folder holds for this request, of parts run earlier too."""
+    from dfwlayer_bench.bench.run import saved_cells
+    from dfwlayer_bench.reproduce.studies.base import saved_records
+
+    studies = [study for part in PARTS for study in request.studies_of(part)]
+    return saved_cells(request.systems, store), saved_records(request.studies, studies, store)
