@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -203,3 +204,22 @@ def test_example(example: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("dfwlayer_bench.baselines.altdiff", ["AltDiff", "AltDiffQP"]),
+        ("dfwlayer_bench.baselines.optnet", ["OptNet", "OptNetQP"]),
+        ("dfwlayer_bench.families", ["FAMILIES", "make"]),
+        ("dfwlayer_bench.fuzz", ["draw_problem", "judge"]),
+        ("dfwlayer_bench.problems.families", ["FAMILIES", "make"]),
+        ("dfwlayer_bench.robotics.expert", ["expert_policy", "roll_out"]),
+        ("dfwlayer_bench.robotics.files", ["ASSETS", "load_actor", "load_dataset"]),
+        ("dfwlayer_bench.robotics.tasks", ["TASKS", "power"]),
+    ],
+)
+def test_documented_paths_are_importable(module: str, names: list[str]) -> None:
+    found = importlib.import_module(module)
+    assert all(hasattr(found, name) for name in names)
+    assert not hasattr(found, "no_such_name")
