@@ -1,13 +1,68 @@
-"""Lists on the command line: ``--sizes 500 1000``, ``--sizes 500,1000`` and repeated options."""
+"""What the options of several commands have in common: names, help, limits and checks.
+
+Lists are ``--sizes 500 1000``, ``--sizes 500,1000`` and repeated options.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["ListCommand", "check_device", "check_names", "check_sizes", "split"]
+__all__ = [
+    "Device",
+    "Dtype",
+    "Family",
+    "Fresh",
+    "ListCommand",
+    "Memory",
+    "Out",
+    "Seed",
+    "Sizes",
+    "Systems",
+    "Threads",
+    "Trials",
+    "check_device",
+    "check_names",
+    "check_sizes",
+    "split",
+]
+
+Sizes = Annotated[
+    list[str] | None, typer.Option(help="Numbers of variables. (default: 500 1000 2000)")
+]
+Family = Annotated[
+    list[str] | None,
+    typer.Option(help="paper, active, ill, very, loose, or all. (default: paper active ill)"),
+]
+Systems = Annotated[
+    list[str] | None, typer.Option(help="Systems to compare. (default: every one there is)")
+]
+Trials = Annotated[
+    int | None, typer.Option(min=1, help="Problems for each family and size. (default: 5)")
+]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the first trial; the next ones add 100 each.")
+]
+Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Out = Annotated[
+    Path, typer.Option(help="Folder for results; a run that was interrupted goes on there.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
+]
+Memory = Annotated[
+    bool,
+    typer.Option(
+        help="Run each system once in a process of its own first, to measure its memory and to "
+        "stop it at the time limit."
+    ),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]
 
 
 class ListCommand(TyperCommand):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfwlayer_bench.bench.measure import cosine, relative
+from dfwlayer_bench.bench.plan import Plan
 from dfwlayer_bench.bench.probe import Probe, probe
 from dfwlayer_bench.bench.store import Cell, Store
 from dfwlayer_bench.problems.families import Instance, make
@@ -20,59 +19,11 @@ from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems import find
 from dfwlayer_bench.systems.base import Ready, timed
 
-__all__ = ["Plan", "identity_of", "run_plan", "saved_cells"]
+__all__ = ["run_plan", "saved_cells"]
 
 WARM_CALLS, WARM_SECONDS = 3, 1.0
 SHORT = 0.2  # seconds; a call shorter than this is preceded by an untimed one, to be warm
 FINAL = ("missing", "unsupported", "failed", "time limit")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run and how."""
-
-    families: tuple[str, ...]
-    sizes: tuple[int, ...]
-    systems: tuple[str, ...]
-    trials: int
-    repeats: int
-    seed: int
-    dtype: str
-    device: str
-    functional: str
-    time_limit: float
-    memory: bool
-    threads: int | None
-    answers: bool = False  # keep x and the gradient of every cell
-
-    def groups(self) -> list[tuple[str, int, int]]:
-        """(family, n, trial), small problems first."""
-        return [
-            (family, n, trial)
-            for n in sorted(self.sizes)
-            for family in self.families
-            for trial in range(self.trials)
-        ]
-
-    @property
-    def cells(self) -> int:
-        """How many there are."""
-        return len(self.groups()) * len(self.systems)
-
-
-def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
-    """What all cells of a folder must have in common."""
-    return {
-        "dtype": plan.dtype,
-        "device": plan.device,
-        "seed": plan.seed,
-        "functional": plan.functional,
-        "threads": plan.threads,
-        "cpu": machine["cpu"],
-        "cores": machine["cores"],
-        "torch": machine["versions"]["torch"],
-        "dfwlayer": machine["versions"]["dfwlayer"],
-    }
 
 
 def run_plan(plan: Plan, store: Store, report: Report) -> list[Cell]:

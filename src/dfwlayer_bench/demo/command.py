@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from dfwlayer_bench.report.progress import bar as bar_of
 
 if TYPE_CHECKING:
     from dfwlayer_bench.demo.steps import BatchResult, GradientCheck
@@ -154,14 +156,7 @@ def _head(console: Console, number: int, title: str) -> None:
 
 
 def _progress(console: Console, text: str = "") -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(text),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-    )
+    return bar_of(console, TextColumn(text), TimeRemainingColumn(elapsed_when_finished=True))
 
 
 def _table(*columns: str) -> Table:

@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfwlayer_bench.options import (
-    ListCommand,
-    check_device,
-    check_names,
-    check_sizes,
-    split,
-)
+from dfwlayer_bench import options
+from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfwlayer_bench.bench.run import Plan
     from dfwlayer_bench.bench.store import Cell, Store
     from dfwlayer_bench.reproduce.studies.base import Record, Study, StudyPlan
 
@@ -41,57 +36,13 @@ TELL = """
     goes on when the same command is given again. Studies of the method (temperature, ablations)
     use the middle one of --sizes.
 """
-SIZES, QUICK_SIZES = (500, 1000, 2000), (30, 60)
-FAMILY, QUICK_FAMILY = ("paper", "active", "ill"), ("paper", "active")
+FULL = Defaults(
+    ("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=3, time_limit=600.0
+)
+QUICK = Defaults(("paper", "active"), (30, 60), trials=2, repeats=1, time_limit=20.0)
 STEPS, QUICK_STEPS = 300, 60
 BATCHES, QUICK_BATCHES = (1, 4, 16, 64), (1, 4)
 WIDTH = 170  # columns, where the output is no terminal
-
-Sizes = Annotated[
-    list[str] | None, typer.Option(help="Numbers of variables. (default: 500 1000 2000)")
-]
-Family = Annotated[
-    list[str] | None,
-    typer.Option(help="paper, active, ill, very, loose. (default: paper active ill)"),
-]
-Systems = Annotated[
-    list[str] | None, typer.Option(help="Systems to compare. (default: every one there is)")
-]
-Trials = Annotated[
-    int | None, typer.Option(min=1, help="Problems for each family and size. (default: 5)")
-]
-Repeats = Annotated[
-    int | None, typer.Option(min=1, help="Timed calls on each problem. (default: 3)")
-]
-Steps = Annotated[
-    int | None, typer.Option(min=2, help="Iterations that the studies follow. (default: 300)")
-]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of the first trial; the next ones add 100 each.")
-]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option(min=0.1, help="Seconds that one call, or building, may take. (default: 600)"),
-]
-Out = Annotated[
-    Path, typer.Option(help="Folder for results; a run that was interrupted goes on there.")
-]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help="float32 or float64.")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
-]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations.")
-]
-Memory = Annotated[
-    bool,
-    typer.Option(
-        help="Run each system once in a process of its own first, to measure its memory and to "
-        "stop it at the time limit."
-    ),
-]
-Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]
 
 
 @dataclass(frozen=True)
@@ -131,96 +82,72 @@ def reproduce_app() -> typer.Typer:
         no_args_is_help=True,
     )
     for part, description in PARTS.items():
-        app.command(part, cls=ListCommand)(_command(part, description))
+        app.command(part, cls=options.ListCommand)(_command(part, description))
     return app
 
 
 def _command(part: str, description: str) -> Callable[..., int]:
     def command(
-        sizes: Sizes = None,
-        trials: Trials = None,
-        family: Family = None,
-        systems: Systems = None,
-        device: Device = "cpu",
-        out: Out = Path("reproduce-results"),
-        seed: Seed = 100,
-        time_limit: TimeLimit = None,
-        quick: Quick = False,
-        repeats: Repeats = None,
-        steps: Steps = None,
-        dtype: Dtype = "float32",
-        threads: Threads = None,
-        memory: Memory = True,
-        fresh: Fresh = False,
+        sizes: options.Sizes = None,
+        trials: options.Trials = None,
+        family: options.Family = None,
+        systems: options.Systems = None,
+        device: options.Device = "cpu",
+        out: options.Out = Path("reproduce-results"),
+        seed: options.Seed = 100,
+        time_limit: Annotated[
+            float | None,
+            typer.Option(
+                min=0.1, help="Seconds that one call, or building, may take. (default: 600)"
+            ),
+        ] = None,
+        quick: Annotated[
+            bool,
+            typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations."),
+        ] = False,
+        repeats: Annotated[
+            int | None, typer.Option(min=1, help="Timed calls on each problem. (default: 3)")
+        ] = None,
+        steps: Annotated[
+            int | None,
+            typer.Option(min=2, help="Iterations that the studies follow. (default: 300)"),
+        ] = None,
+        dtype: options.Dtype = "float32",
+        threads: options.Threads = None,
+        memory: options.Memory = True,
+        fresh: options.Fresh = False,
     ) -> int:
-        request = _request(
-            part,
-            sizes=split(sizes),
-            families=split(family),
-            systems=split(systems),
-            trials=trials or (2 if quick else 5),
-            repeats=repeats or (1 if quick or part == "accuracy" else 3),
-            steps=steps or (QUICK_STEPS if quick else STEPS),
-            time_limit=time_limit or (20.0 if quick else 600.0),
-            seed=seed,
-            device=device,
+        plan = plan_of(
+            QUICK if quick else FULL,
+            _systems(),
+            sizes=sizes,
+            family=family,
+            systems=systems,
+            trials=trials,
+            repeats=repeats or (1 if part == "accuracy" else None),
+            time_limit=time_limit,
             dtype=dtype,
-            threads=threads,
+            device=device,
+            seed=seed,
             memory=memory,
-            quick=quick,
+            threads=threads,
+            answers=True,
         )
-        return _reproduce(request, out, fresh=fresh)
+        return _reproduce(_request(part, plan, steps, quick), out, fresh=fresh)
 
     command.__doc__ = description + TELL
     return command
 
 
-def _request(
-    part: str,
-    *,
-    sizes: list[str],
-    families: list[str],
-    systems: list[str],
-    trials: int,
-    repeats: int,
-    steps: int,
-    time_limit: float,
-    seed: int,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    memory: bool,
-    quick: bool,
-) -> Request:
-    """Check the options, each by name, and fill in the defaults."""
-    from dfwlayer_bench.bench.run import Plan
-    from dfwlayer_bench.problems.families import FAMILIES
+def _request(part: str, plan: Plan, steps: int | None, quick: bool) -> Request:
+    """The parts of the report and the studies that go with the plan."""
     from dfwlayer_bench.reproduce.studies.base import StudyPlan
 
-    numbers = tuple(sorted(check_sizes(sizes))) or (QUICK_SIZES if quick else SIZES)
-    known = _systems()
-    check_names("--family", families, FAMILIES)
-    check_names("--systems", systems, known)
-    check_names("--dtype", [dtype], ("float32", "float64"))
-    check_device(device)
-    chosen = tuple(families) or (QUICK_FAMILY if quick else FAMILY)
-    plan = Plan(
-        families=chosen,
-        sizes=numbers,
-        systems=tuple(systems or known),
-        trials=trials,
-        repeats=repeats,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        functional="sum",
-        time_limit=time_limit,
-        memory=memory,
-        threads=threads,
-        answers=True,
+    steps = steps or (QUICK_STEPS if quick else STEPS)
+    middle = plan.sizes[len(plan.sizes) // 2]
+    studies = StudyPlan(
+        plan.families, middle, plan.trials, plan.seed, plan.dtype, plan.device, plan.time_limit
     )
-    middle = numbers[len(numbers) // 2]
-    studies = StudyPlan(chosen, middle, trials, seed, dtype, device, time_limit)
     parts = tuple(name for name in PARTS if name != "all") if part == "all" else (part,)
     batches = QUICK_BATCHES if quick else BATCHES
     return Request(parts, plan, studies, steps, batches, _command_line(part, plan, steps, quick))
@@ -238,20 +165,14 @@ def _systems() -> list[str]:
 def _command_line(part: str, plan: Plan, steps: int, quick: bool) -> str:
     """The command that makes this run anew, whatever was left to defaults."""
     words = ["dfw", "reproduce", part, "--sizes", *map(str, plan.sizes)]
-    words += ["--trials", str(plan.trials), "--family", *plan.families]
-    words += ["--systems", *plan.systems, "--device", plan.device, "--dtype", plan.dtype]
-    words += ["--seed", str(plan.seed), "--time-limit", f"{plan.time_limit:g}"]
-    words += ["--repeats", str(plan.repeats), "--steps", str(steps)]
-    words += [] if plan.memory else ["--no-memory"]
-    words += [] if plan.threads is None else ["--threads", str(plan.threads)]
-    words += ["--quick"] if quick else []
+    words += ["--trials", str(plan.trials), "--family", *plan.families, *words_of(plan)]
+    words += ["--steps", str(steps), *(["--quick"] if quick else [])]
     return shlex.join(words)
 
 
 def _reproduce(request: Request, out: Path, *, fresh: bool) -> int:
     from rich.console import Console
 
-    from dfwlayer_bench.bench.run import identity_of
     from dfwlayer_bench.bench.store import Store, StoreError
     from dfwlayer_bench.report.document import show
     from dfwlayer_bench.report.machine import describe
@@ -269,30 +190,17 @@ def _reproduce(request: Request, out: Path, *, fresh: bool) -> int:
             ended = _run(request, store, console)
             document = write_results(store, Results(*_saved(request, store), about))
         except StoreError as error:
-            return _refuse(console, str(error))
+            return refuse(console, str(error), 2)
         except OSError as error:
-            return _refuse(
+            return refuse(
                 console,
                 f"--out: could not write the report to {out} ({error.strerror or error}); the "
                 "finished cells are saved there: make room and run the same command again",
+                2,
             )
-    output = Console()
-    if not output.is_terminal:
-        output = Console(width=WIDTH)
-    show(document, request.parts, output)
+    show(document, request.parts, output(WIDTH))
     console.print(f"Wrote {out / REPORT} and the tables and figures beside it", **PLAIN)
-    if not ended:
-        console.print("Interrupted; run the same command again to go on.")
-        return 130
-    return 0
-
-
-PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-
-
-def _refuse(console: Console, message: str) -> int:
-    console.print(message, style="red", **PLAIN)
-    return 2
+    return 0 if ended else interrupted(console)
 
 
 def _run(request: Request, store: Store, console: Console) -> bool:

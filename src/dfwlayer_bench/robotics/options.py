@@ -1,11 +1,14 @@
-"""What the commands about robots have in common: their options, and where they find their files."""
+"""What the commands about robots have in common: options, checks, and where their files are."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dfwlayer_bench.options import Device, Fresh, Out
+from dfwlayer_bench.report import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,26 +16,31 @@ if TYPE_CHECKING:
     from dfwlayer_bench.robotics.tasks import Task
 
 __all__ = [
+    "OUT",
+    "TRANSITIONS",
     "Device",
+    "Expert",
     "Fresh",
     "Out",
     "Seed",
     "TaskName",
+    "Threads",
     "check_task",
     "find_expert",
     "refuse",
 ]
 
 TaskName = Annotated[str, typer.Option("--task", help="HC+O, R+O03 or R+O10.")]
-Out = Annotated[Path, typer.Option(help="Folder for results; what was interrupted goes on there.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
+Threads = Annotated[int, typer.Option(min=1, help="Cores; more than one helps little.")]
+Expert = Annotated[
+    Path | None,
+    typer.Option(
+        help="The expert. (default: that of --out, else the one that comes with the package)"
+    ),
 ]
 OUT = Path("robotics-results")
 TRANSITIONS = "transitions.npz"
-PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 def check_task(name: str) -> Task:
@@ -62,5 +70,4 @@ def find_expert(path: Path | None, out: Path, task: Task) -> Path:
 
 def refuse(console: Console, error: Exception) -> int:
     """Say why a command cannot go on, and its exit code."""
-    console.print(f"dfw robotics: {error}", style="red", **PLAIN)
-    return 1
+    return terminal.refuse(console, f"dfw robotics: {error}", 1)

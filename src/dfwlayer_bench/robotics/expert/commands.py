@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dfwlayer_bench.robotics.options import (
-    OUT,
-    PLAIN,
-    TRANSITIONS,
-    Device,
-    Fresh,
-    Out,
-    Seed,
-    TaskName,
-    check_task,
-    find_expert,
-    refuse,
-)
+from dfwlayer_bench.report.terminal import PLAIN, interrupted
+from dfwlayer_bench.robotics import options
 
 __all__ = ["collect", "train_expert"]
 
@@ -28,11 +16,11 @@ SAMPLE = 15_000
 
 
 def train_expert(
-    task: TaskName = "HC+O",
+    task: options.TaskName = "HC+O",
     steps: Annotated[int, typer.Option(min=1, help="Steps in the simulator.")] = 300_000,
-    seed: Seed = 0,
-    out: Out = OUT,
-    device: Device = "cpu",
+    seed: options.Seed = 0,
+    out: options.Out = options.OUT,
+    device: options.Device = "cpu",
     evaluate_every: Annotated[
         int, typer.Option(min=1, help="Steps between evaluations and checkpoints.")
     ] = 10_000,
@@ -43,8 +31,8 @@ def train_expert(
     random_steps: Annotated[
         int, typer.Option(min=1, help="Steps with random actions, before learning starts.")
     ] = 10_000,
-    threads: Annotated[int, typer.Option(min=1, help="Cores; more than one helps little.")] = 1,
-    fresh: Fresh = False,
+    threads: options.Threads = 1,
+    fresh: options.Fresh = False,
 ) -> int:
     """Train an expert with DPro: TD3 whose every action is projected onto the power limit.
 
@@ -53,7 +41,7 @@ def train_expert(
     checkpoint: the same command goes on where it was stopped, and with more --steps it goes
     further.
     """
-    chosen = check_task(task)
+    chosen = options.check_task(task)
     import torch
     from rich.console import Console
 
@@ -79,7 +67,7 @@ def train_expert(
             console.print(f"Going on from step {training.step} in {folder}", **PLAIN)
         done = train(training, console)
     except FileError as error:
-        return refuse(console, error)
+        return options.refuse(console, error)
     if not done:
         console.print(
             f"Stopped at step {training.step}, saved in {folder}; run the same command again to "
@@ -97,7 +85,7 @@ def train_expert(
 
 
 def collect(
-    task: TaskName = "HC+O",
+    task: options.TaskName = "HC+O",
     transitions: Annotated[
         int | None,
         typer.Option(
@@ -107,22 +95,17 @@ def collect(
     sample: Annotated[
         bool, typer.Option("--sample", help="A small set: as many steps as the package's samples.")
     ] = False,
-    seed: Seed = 0,
-    expert: Annotated[
-        Path | None,
-        typer.Option(
-            help="The expert. (default: that of --out, else the one that comes with the package)"
-        ),
-    ] = None,
-    out: Out = OUT,
-    fresh: Fresh = False,
+    seed: options.Seed = 0,
+    expert: options.Expert = None,
+    out: options.Out = options.OUT,
+    fresh: options.Fresh = False,
 ) -> int:
     """Run an expert in the simulator and keep what it sees and does, for imitation.
 
     The folder TASK/data gets transitions.npz: observations and actions, which all obey the power
     limit, and rewards. A run that was interrupted goes on when the same command is given again.
     """
-    chosen = check_task(task)
+    chosen = options.check_task(task)
     import torch
     from rich.console import Console
 
@@ -138,9 +121,9 @@ def collect(
         if fresh and folder.is_dir():
             shutil.rmtree(folder)
         prepare_folder(folder)
-        actor, _ = load_actor(find_expert(expert, out, chosen), chosen)
+        actor, _ = load_actor(options.find_expert(expert, out, chosen), chosen)
         request = Request(chosen, size, seed, fingerprint(actor))
-        collection = Collection(request, actor, folder / TRANSITIONS)
+        collection = Collection(request, actor, folder / options.TRANSITIONS)
         with progress(console, request.chunks) as report:
             done = 0
 
@@ -151,10 +134,9 @@ def collect(
 
             dataset = collection.run(show)
     except FileError as error:
-        return refuse(console, error)
+        return options.refuse(console, error)
     except KeyboardInterrupt:
-        console.print("Interrupted; run the same command again to go on.")
-        return 130
+        return interrupted(console)
     found = dataset.metadata
     console.print(
         f"{len(dataset)} transitions, mean return {found['mean_return']:.1f}, violations "

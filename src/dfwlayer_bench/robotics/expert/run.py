@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dfwlayer_bench.report.progress import bar as bar_of
 from dfwlayer_bench.robotics.expert.training import Progress, Training
 
 if TYPE_CHECKING:
@@ -21,24 +22,18 @@ __all__ = ["board", "stopping", "train"]
 
 def train(training: Training, console: Console) -> bool:
     """Train with a bar; False if it was stopped before the end."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import TextColumn, TimeRemainingColumn
 
     plan = training.plan
-    columns = (
-        TextColumn(plan.task.name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[told]}"))
     with (
         stopping(console) as stop,
         board(training.folder) as record,
-        Bar(*columns, console=console) as bar,
+        bar_of(console, *columns, TimeRemainingColumn()) as bar,
     ):
-        task = bar.add_task("", total=plan.steps, completed=training.step, rate="")
+        task = bar.add_task(
+            plan.task.name, total=plan.steps, completed=training.step, rate="", told=""
+        )
         evaluated = training.curve[-1] if training.curve else None
 
         def report(progress: Progress) -> None:
@@ -61,7 +56,7 @@ def train(training: Training, console: Console) -> bool:
                 task,
                 completed=progress.step,
                 rate=f"{progress.steps_per_second:.0f} steps/s",
-                description=f"return {progress.episode_return:.1f}{shown}, violations "
+                told=f"return {progress.episode_return:.1f}{shown}, violations "
                 f"{progress.violations}",
             )
 

@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dfwlayer_bench.options import check_names, split
+from dfwlayer_bench.report.terminal import PLAIN, interrupted, output
+from dfwlayer_bench.robotics import options
 from dfwlayer_bench.robotics.expert.commands import collect, train_expert
-from dfwlayer_bench.robotics.options import (
-    OUT,
-    PLAIN,
-    TRANSITIONS,
-    Device,
-    Fresh,
-    Out,
-    Seed,
-    TaskName,
-    check_task,
-    find_expert,
-    refuse,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,15 +40,18 @@ Layers = Annotated[
     list[str] | None, typer.Option(help="Last layers to compare. (default: every one there is)")
 ]
 Seeds = Annotated[list[str] | None, typer.Option(help="Seeds of the runs. (default: 0 1 2 3 4)")]
-Threads = Annotated[int, typer.Option(min=1, help="Cores; more than one does not help.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Training steps of a policy. (default: 4000)")
+]
+Episodes = Annotated[
+    int | None, typer.Option(min=1, help="Fresh episodes of each policy. (default: 10)")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="As little as shows that it works.")]
 
 
 def imitate(
-    task: TaskName = "HC+O",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps. (default: 4000)")
-    ] = None,
+    task: options.TaskName = "HC+O",
+    steps: Steps = None,
     slow_steps: Annotated[
         int | None,
         typer.Option(min=1, help="Training steps of cvxpylayers and dfw-annealed. (default: 1000)"),
@@ -80,10 +72,10 @@ def imitate(
         int | None,
         typer.Option(min=1, help="Training steps of each layer that are timed. (default: 100)"),
     ] = None,
-    threads: Threads = 1,
-    out: Out = OUT,
+    threads: options.Threads = 1,
+    out: options.Out = options.OUT,
     quick: Quick = False,
-    fresh: Fresh = False,
+    fresh: options.Fresh = False,
 ) -> int:
     """Train policies to imitate the expert, one for each last layer and seed.
 
@@ -91,7 +83,7 @@ def imitate(
     JSON, the figures, and report.html. A run that was interrupted goes on when the same command
     is given again, and so do runs with more --steps, --seeds or --layers.
     """
-    chosen = check_task(task)
+    chosen = options.check_task(task)
     import torch
     from rich.console import Console
 
@@ -138,35 +130,27 @@ def imitate(
 
         return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
     except FileError as error:
-        return refuse(console, error)
+        return options.refuse(console, error)
 
 
 def evaluate(
-    task: TaskName = "HC+O",
-    episodes: Annotated[
-        int | None, typer.Option(min=1, help="Fresh episodes of each policy. (default: 10)")
-    ] = None,
+    task: options.TaskName = "HC+O",
+    episodes: Episodes = None,
     seeds: Seeds = None,
     layers: Layers = None,
-    expert: Annotated[
-        Path | None,
-        typer.Option(
-            help="The expert to compare with. (default: that of --out, else the one that comes "
-            "with the package)"
-        ),
-    ] = None,
+    expert: options.Expert = None,
     animation: Annotated[
         bool, typer.Option(help="Film the expert and the policy with the layer.")
     ] = True,
-    threads: Threads = 1,
-    out: Out = OUT,
+    threads: options.Threads = 1,
+    out: options.Out = options.OUT,
     quick: Quick = False,
 ) -> int:
     """Run the imitating policies in the simulator: returns, violations, power, an animation.
 
     The results join those of `imitate` in TASK/imitation.
     """
-    chosen = check_task(task)
+    chosen = options.check_task(task)
     import torch
     from rich.console import Console
 
@@ -185,7 +169,7 @@ def evaluate(
     console = Console(stderr=True)
     folder = out / chosen.slug / "imitation"
     try:
-        teacher, _ = load_actor(find_expert(expert, out, chosen), chosen)
+        teacher, _ = load_actor(options.find_expert(expert, out, chosen), chosen)
         jobs = trained(folder, names, numbers)
         policies = Policies(folder, chosen, teacher)
 
@@ -202,11 +186,11 @@ def evaluate(
 
         return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
     except FileError as error:
-        return refuse(console, error)
+        return options.refuse(console, error)
 
 
 def run_all(
-    task: TaskName = "HC+O",
+    task: options.TaskName = "HC+O",
     expert_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of the expert's training. (default: 300000)")
     ] = None,
@@ -216,25 +200,21 @@ def run_all(
             min=10, help="Steps to collect. (default: 1,000,000 for HC+O, 300,000 for R+O)"
         ),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps of a policy. (default: 4000)")
-    ] = None,
+    steps: Steps = None,
     seeds: Seeds = None,
     layers: Layers = None,
-    episodes: Annotated[
-        int | None, typer.Option(min=1, help="Fresh episodes of each policy. (default: 10)")
-    ] = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    out: Out = OUT,
+    episodes: Episodes = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    out: options.Out = options.OUT,
     quick: Quick = False,
-    fresh: Fresh = False,
+    fresh: options.Fresh = False,
 ) -> int:
     """Train an expert, collect what it does, imitate it with every layer, and evaluate.
 
     Each part goes on where it was stopped when the same command is given again.
     """
-    chosen = check_task(task)
+    chosen = options.check_task(task)
     if fresh and (out / chosen.slug).is_dir():
         shutil.rmtree(out / chosen.slug)
     size = transitions or (QUICK_TRANSITIONS if quick else None)
@@ -270,10 +250,7 @@ def _through(
     except KeyboardInterrupt:
         ended = False
     _show(report(), console, folder)
-    if not ended:
-        console.print("Interrupted; run the same command again to go on.")
-        return 130
-    return 0
+    return 0 if ended else interrupted(console)
 
 
 def _layers(given: list[str] | None) -> list[str]:
@@ -301,12 +278,9 @@ def _command(
 
 
 def _show(document: Document, console: Console, folder: Path) -> None:
-    from rich.console import Console
-
     from dfwlayer_bench.report.document import show
 
-    output = Console()
-    show(document, ["imitation"], output if output.is_terminal else Console(width=WIDTH))
+    show(document, ["imitation"], output(WIDTH))
     console.print(f"Wrote the report, tables and figures to {folder}", **PLAIN)
 
 
@@ -316,5 +290,5 @@ def _data(path: Path | None, out: Path, task: Task) -> Path:
 
     if path is not None:
         return path
-    collected = out / task.slug / "data" / TRANSITIONS
+    collected = out / task.slug / "data" / options.TRANSITIONS
     return collected if collected.exists() else ASSETS / f"{task.slug}_sample.npz"
