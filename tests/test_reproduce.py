@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 from dfwlayer_bench import cli
 from dfwlayer_bench.bench.store import Store, StoreError
-from dfwlayer_bench.report.document import NOT_MEASURED
 from dfwlayer_bench.report.figures import Curve, Panel, look_of, save_figure
+from dfwlayer_bench.report.findings import NOT_MEASURED
 from dfwlayer_bench.reproduce.studies.base import (
     Study,
     StudyPlan,

@@ -18,7 +18,7 @@ from dfwlayer_bench.baselines.altdiff import Ball, alternate
 from dfwlayer_bench.bench.measure import held_bytes
 from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.problems.families import make
-from dfwlayer_bench.report.document import FAILS, IN_PART, NOT_MEASURED, REPRODUCES
+from dfwlayer_bench.report.findings import FAILS, IN_PART, NOT_MEASURED, REPRODUCES
 from dfwlayer_bench.reproduce.findings import system_findings
 from dfwlayer_bench.reproduce.paper import ACCURACY, TIMES
 from dfwlayer_bench.reproduce.rows import groups_of_records, system_rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -28,7 +28,9 @@ __all__ = [
     "check_device",
     "check_names",
     "check_sizes",
+    "repeats",
     "split",
+    "time_limit",
 ]
 
 Sizes = Annotated[
@@ -63,6 +65,17 @@ Memory = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]
+
+
+def repeats(default: int) -> Any:
+    """The option --repeats of a command with this default."""
+    return typer.Option(min=1, help=f"Timed calls on each problem. (default: {default})")
+
+
+def time_limit(default: float) -> Any:
+    """The option --time-limit of a command with this default."""
+    text = f"Seconds that one call, or building, may take. (default: {default:g})"
+    return typer.Option(min=0.1, help=text)
 
 
 class ListCommand(TyperCommand):

@@ -31,14 +31,9 @@ def bench(
     dtype: options.Dtype = "float32",
     device: options.Device = "cpu",
     trials: options.Trials = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Timed calls on each problem. (default: 5)")
-    ] = None,
+    repeats: Annotated[int | None, options.repeats(FULL.repeats)] = None,
     seed: options.Seed = 100,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Seconds that one call, or building, may take. (default: 60)"),
-    ] = None,
+    time_limit: Annotated[float | None, options.time_limit(FULL.time_limit)] = None,
     out: options.Out = Path("bench-results"),
     fresh: options.Fresh = False,
     quick: Annotated[

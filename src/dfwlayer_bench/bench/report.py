@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "Outcome",
     "Row",
+    "by_system",
     "groups_of",
     "outcome_of",
     "rows_of",
@@ -30,12 +32,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Row:
-    """One system on one family and size, over all trials.
-
-    Times are over every timed call; errors are medians over the trials, the violation and the
-    memory are the largest.
-    """
+class Outcome:
+    """How one system fared on one family and size, over all trials."""
 
     family: str
     n: int
@@ -44,7 +42,17 @@ class Row:
     status: str
     detail: str
     trials: int  # that ended well
-    active: int  # of them, with an active constraint
+
+
+@dataclass(frozen=True)
+class Row(Outcome):
+    """An outcome in numbers.
+
+    Times are over every timed call; errors are medians over the trials, the violation and the
+    memory are the largest.
+    """
+
+    active: int  # trials with an active constraint
     calls: int
     seconds: float | None
     seconds_low: float | None  # quartiles
@@ -60,36 +68,33 @@ class Row:
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
     """One row for each family, size and system, in the order they were first met."""
-    groups: dict[tuple[str, int, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.family, cell.n, cell.system), []).append(cell)
     floors = {
         (cell.family, cell.n, cell.trial): statistics.median(cell.seconds)
         for cell in cells
         if cell.system == FLOOR and cell.seconds
     }
-    return [_row(family, n, name, group, floors) for (family, n, name), group in groups.items()]
+    return [_row(group, floors) for group in by_system(cells)]
 
 
-def _row(
-    family: str, n: int, name: str, cells: list[Cell], floors: dict[tuple[str, int, int], float]
-) -> Row:
-    good, status, detail = outcome_of(cells)
+def by_system(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The trials of each family, size and system, in the order they were first met."""
+    groups: dict[tuple[str, int, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.family, cell.n, cell.system), []).append(cell)
+    return list(groups.values())
+
+
+def _row(cells: list[Cell], floors: dict[tuple[str, int, int], float]) -> Row:
+    good, outcome = outcome_of(cells)
     times = [second for cell in good for second in cell.seconds]
     ratios = [
-        statistics.median(cell.seconds) / floors[family, n, cell.trial]
+        statistics.median(cell.seconds) / floors[cell.family, cell.n, cell.trial]
         for cell in good
-        if (family, n, cell.trial) in floors
+        if (cell.family, cell.n, cell.trial) in floors
     ]
     low, high = _quartiles(times)
     return Row(
-        family=family,
-        n=n,
-        system=name,
-        label=label_of(name),
-        status=status,
-        detail=detail,
-        trials=len(good),
+        **vars(outcome),
         active=sum(bool(cell.constraint_active) for cell in good),
         calls=len(times),
         seconds=_median(times),
@@ -105,15 +110,17 @@ def _row(
     )
 
 
-def outcome_of(cells: Sequence[Cell]) -> tuple[list[Cell], str, str]:
-    """The cells that have results, and what to say of all of them: a status and a detail."""
+def outcome_of(cells: Sequence[Cell]) -> tuple[list[Cell], Outcome]:
+    """Those trials of a system that have results, and what to say of all of them."""
+    first = cells[0]
     good = [cell for cell in cells if cell.status == "ok" and cell.seconds]
     bad = [cell for cell in cells if cell.status not in ("ok", "pending")]
     status = "ok" if good and not bad else (bad[0].status if bad else "pending")
     if good and bad:
         status = f"{status} in {len(bad)} of {len(cells)}"
     detail = "; ".join(dict.fromkeys(cell.detail for cell in (bad or good) if cell.detail))
-    return good, status, detail
+    label = label_of(first.system)
+    return good, Outcome(first.family, first.n, first.system, label, status, detail, len(good))
 
 
 def settings_text(cells: Sequence[Cell]) -> str:

@@ -6,31 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dfwlayer_bench.report.findings import COLOURS, VERDICTS, Finding
 from dfwlayer_bench.report.text import markdown_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["VERDICTS", "Document", "Finding", "Picture", "Section", "Table", "markdown", "show"]
-
-REPRODUCES, IN_PART, FAILS = "reproduces", "in part", "does not reproduce"
-NOT_MEASURED, BEYOND = "not measured", "beyond the paper"
-VERDICTS = {
-    REPRODUCES: "What reproduces",
-    IN_PART: "What reproduces in part",
-    FAILS: "What does not reproduce",
-    NOT_MEASURED: "What this run did not measure",
-    BEYOND: "What the paper does not show",
-}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim, what this run says of it, and the numbers that say so."""
-
-    verdict: str  # a key of VERDICTS
-    claim: str
-    evidence: str
+__all__ = ["Document", "Picture", "Section", "Table", "markdown", "show"]
 
 
 @dataclass(frozen=True)
@@ -95,15 +77,6 @@ def markdown(document: Document) -> str:
         for picture in section.pictures:
             lines += [f"![{picture.caption}]({picture.name}.png)", ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-COLOURS = {
-    REPRODUCES: "green",
-    IN_PART: "yellow",
-    FAILS: "red",
-    NOT_MEASURED: "dim",
-    BEYOND: "blue",
-}
 
 
 def show(document: Document, parts: Sequence[str], output: Console) -> None:

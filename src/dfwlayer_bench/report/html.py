@@ -7,14 +7,8 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfwlayer_bench.report.document import (
-    VERDICTS,
-    Document,
-    Finding,
-    Picture,
-    Section,
-    Table,
-)
+from dfwlayer_bench.report.document import Document, Picture, Section, Table
+from dfwlayer_bench.report.findings import VERDICTS, Finding
 
 __all__ = ["page"]
 

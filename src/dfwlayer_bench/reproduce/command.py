@@ -95,19 +95,12 @@ def _command(part: str, description: str) -> Callable[..., int]:
         device: options.Device = "cpu",
         out: options.Out = Path("reproduce-results"),
         seed: options.Seed = 100,
-        time_limit: Annotated[
-            float | None,
-            typer.Option(
-                min=0.1, help="Seconds that one call, or building, may take. (default: 600)"
-            ),
-        ] = None,
+        time_limit: Annotated[float | None, options.time_limit(FULL.time_limit)] = None,
         quick: Annotated[
             bool,
             typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations."),
         ] = False,
-        repeats: Annotated[
-            int | None, typer.Option(min=1, help="Timed calls on each problem. (default: 3)")
-        ] = None,
+        repeats: Annotated[int | None, options.repeats(FULL.repeats)] = None,
         steps: Annotated[
             int | None,
             typer.Option(min=2, help="Iterations that the studies follow. (default: 300)"),

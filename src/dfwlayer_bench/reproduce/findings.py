@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dfwlayer_bench.report import text
-from dfwlayer_bench.report.document import (
-    BEYOND,
-    FAILS,
-    IN_PART,
-    NOT_MEASURED,
-    REPRODUCES,
-    Finding,
-)
+from dfwlayer_bench.report.findings import BEYOND, FAILS, IN_PART, NOT_MEASURED, REPRODUCES, Finding
 from dfwlayer_bench.reproduce.paper import ACCURACY, ROLES, TIMES, Measured
 from dfwlayer_bench.reproduce.rows import Spread, SystemRow
 from dfwlayer_bench.reproduce.sections import PAPER, activity, families_of

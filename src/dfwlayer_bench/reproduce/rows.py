@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from dfwlayer_bench.bench.measure import cosine
-from dfwlayer_bench.bench.report import outcome_of, settings_text
+from dfwlayer_bench.bench.report import Outcome, by_system, outcome_of, settings_text
 from dfwlayer_bench.bench.store import Cell, Store, Vector
 from dfwlayer_bench.report import text
 from dfwlayer_bench.reproduce.studies.base import Record
-from dfwlayer_bench.systems import label_of
 
 __all__ = [
     "Answers",
@@ -69,16 +68,9 @@ def error_text(spread: Spread | None) -> str:
 
 
 @dataclass(frozen=True)
-class SystemRow:
-    """One system on one family and size, over all trials."""
+class SystemRow(Outcome):
+    """An outcome as the paper tells it, and against exact answers."""
 
-    family: str
-    n: int
-    system: str
-    label: str
-    status: str
-    detail: str
-    trials: int
     active_seeds: tuple[int, ...]  # of the problems whose constraint is active
     seconds: Spread | None  # the median call of each trial
     peer: str | None  # the CvxpyLayer compared with
@@ -106,27 +98,17 @@ def system_rows(cells: Sequence[Cell], answers: Answers) -> list[SystemRow]:
     peer = next(
         (name for name in PEERS if any(c.system == name and c.key in answers for c in cells)), None
     )
-    groups: dict[tuple[str, int, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.family, cell.n, cell.system), []).append(cell)
-    return [_row(group, peer, answers) for group in groups.values()]
+    return [_row(group, peer, answers) for group in by_system(cells)]
 
 
 def _row(cells: list[Cell], peer: str | None, answers: Answers) -> SystemRow:
-    first = cells[0]
-    good, status, detail = outcome_of(cells)
+    good, outcome = outcome_of(cells)
     pairs = [_against_peer(cell, peer, answers) for cell in good]
     violations = [c.violation * c.radius for c in good if c.violation is not None and c.radius]
     relative = [cell.violation for cell in good if cell.violation is not None]
     memory = [cell.memory_mb for cell in good if cell.memory_mb is not None]
     return SystemRow(
-        family=first.family,
-        n=first.n,
-        system=first.system,
-        label=label_of(first.system),
-        status=status,
-        detail=detail,
-        trials=len(good),
+        **vars(outcome),
         active_seeds=tuple(cell.seed for cell in good if cell.constraint_active),
         seconds=spread_of(statistics.median(cell.seconds) for cell in good),
         peer=peer,
@@ -140,7 +122,7 @@ def _row(cells: list[Cell], peer: str | None, answers: Answers) -> SystemRow:
         gradient_error=spread_of(cell.gradient_error for cell in good),
         memory_mb=max(memory, default=None),
         settings=settings_text(good),
-        versions=", ".join(f"{name} {found}" for name, found in first.versions.items()),
+        versions=", ".join(f"{name} {found}" for name, found in cells[0].versions.items()),
     )
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from dfwlayer_bench.report import text
-from dfwlayer_bench.report.document import BEYOND, NOT_MEASURED, Finding
+from dfwlayer_bench.report.findings import BEYOND, NOT_MEASURED, Finding
 from dfwlayer_bench.reproduce.findings import judge
 from dfwlayer_bench.reproduce.paper import STAGES
 from dfwlayer_bench.reproduce.rows import Group, Spread

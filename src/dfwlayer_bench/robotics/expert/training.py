@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from dfwlayer_bench.robotics.expert.dpro import DPro, Settings, limited, proposal
 from dfwlayer_bench.robotics.expert.replay import Replay
 from dfwlayer_bench.robotics.files import (
-    FileError,
-    load_arrays,
+    load_run,
     save_actor,
     save_arrays,
     versions,
@@ -148,15 +147,7 @@ class Training:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return False
-        arrays, metadata = load_arrays(path, self.plan.task)
-        wanted = self.plan.identity()
-        changed = [key for key, value in wanted.items() if metadata.get(key) != value]
-        if changed:
-            found = ", ".join(f"{key} {metadata.get(key)} → {wanted[key]}" for key in changed)
-            raise FileError(
-                f"{path} is from a run made differently ({found}); choose another --out, or "
-                "--fresh to start over"
-            )
+        arrays, metadata = load_run(path, self.plan.task, self.plan.identity())
         self.learner.restore(arrays, metadata["updates"])
         self.replay.restore(arrays["replay"], metadata["transitions"])
         self.random.bit_generator.state = metadata["random"]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dfwlayer_bench.report.document import (
-    BEYOND,
-    FAILS,
-    IN_PART,
-    NOT_MEASURED,
-    REPRODUCES,
-    Finding,
-)
+from dfwlayer_bench.report.findings import BEYOND, FAILS, IN_PART, NOT_MEASURED, REPRODUCES, Finding
 from dfwlayer_bench.report.text import significant
 from dfwlayer_bench.report.text import time as time_text
 from dfwlayer_bench.robotics.imitation.rows import Row

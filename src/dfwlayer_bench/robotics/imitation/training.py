@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dfwlayer_bench.robotics.expert.dpro import MARGIN
-from dfwlayer_bench.robotics.files import Dataset, FileError, load_arrays, save_arrays, versions
+from dfwlayer_bench.robotics.files import (
+    Dataset,
+    FileError,
+    load_arrays,
+    load_run,
+    save_arrays,
+    versions,
+)
 from dfwlayer_bench.robotics.imitation.layers import Limit, find_layer
 from dfwlayer_bench.robotics.networks import Actor
 from dfwlayer_bench.robotics.tasks import Task, power
@@ -158,15 +165,7 @@ class Imitation:
         """Go on from the run's file; False if there is none."""
         if not self.path.exists():
             return False
-        arrays, metadata = load_arrays(self.path, self.plan.task)
-        wanted = self.plan.identity(self.data)
-        changed = [key for key, value in wanted.items() if metadata.get(key) != value]
-        if changed:
-            found = ", ".join(f"{key} {metadata.get(key)} → {wanted[key]}" for key in changed)
-            raise FileError(
-                f"{self.path} is from a run made differently ({found}); choose another --out, or "
-                "--fresh to start over"
-            )
+        arrays, metadata = load_run(self.path, self.plan.task, self.plan.identity(self.data))
         _fill(self.policy.actor, arrays)
         state = self.adam.state_dict()
         for name, array in arrays.items():
