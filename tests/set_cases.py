@@ -6,7 +6,6 @@ and how far a point is outside, in NumPy.
 
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 import dfwlayer as dfw
+from repository import ROOT
 from round_set_cases import ROUND_CASES
 from set_case import F64, SetCase, above, uniform
 
@@ -251,7 +251,7 @@ def _product_constraints(x, p):
 @lru_cache
 def documented(page: str, name: str) -> Any:
     """What a page of the documentation defines, by running its code."""
-    text = (Path(__file__).parents[1] / "docs" / page).read_text()
+    text = (ROOT / "docs" / page).read_text()
     namespace = {"__name__": "documented"}
     for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         exec(block, namespace)  # the page's own code, which is also run as it stands

@@ -25,8 +25,9 @@ import dfwlayer
 from dfwlayer_bench import cli
 from dfwlayer_bench.demo import exact as demo_exact
 from dfwlayer_bench.demo import steps as demo_steps
+from repository import ROOT
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 # as in a pipe, whatever terminal or CI service the tests run in

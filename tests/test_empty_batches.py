@@ -7,7 +7,7 @@ import torch
 
 import dfwlayer as dfw
 from set_cases import CASES
-from test_sets import quadratic
+from set_problems import quadratic
 
 DTYPES = (torch.float32, torch.float64)
 METHODS = ("auto", "frank-wolfe", "dfw", "active-set")

@@ -6,7 +6,7 @@ import torch
 import dfwlayer as dfw
 from helpers import F64
 from set_cases import CASES
-from test_sets import draw, quadratic
+from set_problems import draw, quadratic
 
 MODES = ("implicit", "unroll")
 
