@@ -136,7 +136,7 @@ class Solution:
 class Progress(NamedTuple):
     """What a callback of `dfwlayer.solve` sees, one entry per problem as in a `Solution`."""
 
-    x: Tensor  # a point of the set, of the variable's shape
+    x: Tensor  # a point of the set, of the variable's shape, with its graph in an unrolled solve
     value: Tensor  # f(x)
     gap: Tensor  # f(x) − f* ≤ gap
     num_steps: Tensor  # steps each problem has taken

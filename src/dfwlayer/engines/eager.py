@@ -60,9 +60,7 @@ def _seen_by_caller(task: Task, place: Callable[[Tensor], Tensor]) -> Callback |
         return None
 
     def call(at: Progress) -> bool | None:
-        with torch.no_grad():
-            x = place(at.x)
-        seen = task.solution(Outcome(x, at.num_steps, at.num_steps, at.value, gap=at.gap))
+        seen = task.solution(Outcome(place(at.x), at.num_steps, at.num_steps, at.value, gap=at.gap))
         return callback(Progress(seen.x, seen.value, seen.gap, seen.num_steps))
 
     return call

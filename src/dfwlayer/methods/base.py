@@ -84,7 +84,7 @@ class Settings:
             return False
         with torch.no_grad():
             gap = gap_of(problem.constraint, x, gradient, problem.unbounded)
-            return bool(self.callback(Progress(x.detach(), value.detach(), gap, num_steps)))
+        return bool(self.callback(Progress(x, value.detach(), gap, num_steps)))
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
         """τ of the step, as far as the dtype can hold it."""

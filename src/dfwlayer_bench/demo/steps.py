@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfwlayer import DFWLayer, LpBall, Quadratic, ShortStep, Solution, Status, solve
-from dfwlayer.objectives.base import Objective
-from dfwlayer.step_size import Query, Rule, StepSize
+from dfwlayer import DFWLayer, LpBall, Progress, Quadratic, Solution, Status, solve
 from dfwlayer_bench.demo.exact import Array, Exact, Problems, exact_solution, relative_violation
 
 __all__ = [
@@ -258,43 +256,13 @@ def trace(
     )
 
 
-@dataclass
-class Recorder:
-    """The short step, with the points it was asked about written down."""
-
-    points: list[Array]
-
-    def start(self, objective: Objective, x: Tensor) -> Rule:
-        """See `dfwlayer.step_size.StepSize`."""
-        return _Recording(ShortStep().start(objective, x), self.points)
-
-
-@dataclass
-class _Recording:
-    rule: Rule
-    points: list[Array]
-
-    @property
-    def lipschitz(self) -> Tensor:
-        return self.rule.lipschitz
-
-    @property
-    def bent_down(self) -> Tensor | None:
-        return self.rule.bent_down
-
-    def __call__(self, query: Query) -> Tensor:
-        if query.step == len(self.points):  # Frank-Wolfe asks twice in a step
-            self.points.append(query.x[0].detach().numpy().copy())
-        return self.rule(query)
-
-
 def _points_by_recording(
     problem: Problems, method: str, steps: int, start: Tensor | None = None
 ) -> Array:  # (steps + 1 or fewer, n)
-    """x_0, x_1, … of a method that asks a step-size rule at every step."""
-    recorder = Recorder([])
-    end = _run(problem, method, steps, start, recorder)
-    return np.array([*recorder.points, end.x[0].numpy()])
+    """x_0, x_1, … of a method that goes step by step."""
+    points: list[Array] = []
+    _run(problem, method, steps, start, lambda at: points.append(at.x[0].numpy().copy()))
+    return np.array(points)
 
 
 def _points_by_rerunning(
@@ -309,7 +277,7 @@ def _run(
     method: str,
     steps: int,
     start: Tensor | None = None,
-    step_size: StepSize | None = None,
+    callback: Callable[[Progress], None] | None = None,
 ) -> Solution:
     """Go on until nothing is left to gain, or so many steps are done."""
     P, q, weight, radius = problem.tensors(torch.float64)
@@ -321,5 +289,5 @@ def _run(
             method=method,
             tol=0.0,
             max_steps=steps,
-            step_size=step_size,
+            callback=callback,
         )

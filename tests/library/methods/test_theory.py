@@ -16,30 +16,14 @@ STEPS = 120
 HARD = {"pairwise": dfw.FrankWolfe(), "plain": dfw.FrankWolfe(pairwise=False)}
 
 
-class Recorder:
-    """A step rule that does what another does, and keeps the points it is asked about."""
-
-    def __init__(self, rule):
-        self.rule, self.points = rule, {}
-
-    def start(self, objective, x):
-        self.inner = self.rule.start(objective, x)
-        return self
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def __call__(self, query):
-        self.points[query.step] = query.x.detach()
-        return self.inner(query)
-
-
 def trajectory(case, steps, step_size=None, **settings):
     """f(x_k) − f* for k = 1 … steps, (steps, B)."""
-    recorder = Recorder(step_size or dfw.ShortStep())
-    last = dfw.solve(*case.problem(), tol=0.0, max_steps=steps, step_size=recorder, **settings).x
-    points = [recorder.points.get(k, last) for k in range(1, steps)]
-    return torch.stack([case.error(x) for x in [*points, last]])
+    points = []
+    settings |= {"step_size": step_size or dfw.ShortStep(), "callback": points.append}
+    last = dfw.solve(*case.problem(), tol=0.0, max_steps=steps, **settings).x
+    seen = [at.x.detach() for at in points[1:steps]]
+    seen += [last] * (steps - len(seen))  # all have ended
+    return torch.stack([case.error(x) for x in seen])
 
 
 @pytest.mark.parametrize("method", ["dfw", *HARD.values()], ids=str)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dfwlayer import LpBall, Quadratic, ShortStep, solve
 from dfwlayer.methods import Method
-from dfwlayer.objectives.base import Objective
-from dfwlayer.step_size import Query, Rule, StepSize
+from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature
 from dfwlayer_bench.bench.measure import cosine, relative
 from dfwlayer_bench.problems.families import Instance
@@ -75,7 +74,7 @@ def follow(
     The points depend on neither tol nor max_steps, so one solve gives what a solve for each
     number of steps would.
     """
-    recorder = _Recorder(step_size or ShortStep(), [])
+    points: list[Tensor] = []
     q = problem.q.detach().requires_grad_()
     end = solve(
         Quadratic(problem.P, q),
@@ -83,44 +82,14 @@ def follow(
         method=method,
         tol=0.0,
         max_steps=steps,
-        step_size=recorder,
+        step_size=step_size or ShortStep(),
         temperature=temperature,
+        callback=lambda at: points.append(at.x.reshape(-1)),  # one problem, with or without a batch
     )
-    return Trajectory(problem, q, [*recorder.points, end.x])
+    return Trajectory(problem, q, [*points[:-1], end.x])
 
 
 def marks(steps: int) -> list[int]:
     """The steps at which a curve has its points: all of the first few, then every tenth."""
     first = [k for k in (1, 2, 3, 5, 7) if k <= steps]
     return [*first, *range(10, steps + 1, 10)] or [steps]
-
-
-@dataclass(frozen=True)
-class _Recorder:
-    """A step-size rule that keeps the points it is asked about."""
-
-    rule: StepSize
-    points: list[Tensor]
-
-    def start(self, objective: Objective, x: Tensor) -> Rule:
-        """See `dfwlayer.step_size.StepSize`."""
-        return _Recording(self.rule.start(objective, x), self.points)
-
-
-@dataclass(frozen=True)
-class _Recording:
-    rule: Rule
-    points: list[Tensor]
-
-    @property
-    def lipschitz(self) -> Tensor:
-        return self.rule.lipschitz
-
-    @property
-    def bent_down(self) -> Tensor | None:
-        return self.rule.bent_down
-
-    def __call__(self, query: Query) -> Tensor:
-        if query.step == len(self.points):  # a method may ask more than once in a step
-            self.points.append(query.x.reshape(-1))  # one problem, with or without a batch
-        return self.rule(query)
