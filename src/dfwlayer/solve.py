@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, shown
 from dfwlayer.certificate import certified
-from dfwlayer.constraints.base import Constraint, constraint_is_shifted
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.differentiate.implicit import MODES, attach
 from dfwlayer.differentiate.mapped import Arguments, solve_transformed
@@ -81,13 +81,13 @@ def solve(
             "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
             f"{type(objective).__name__}"
         )
-    if isinstance(constraint, type) or not hasattr(constraint, "vertex"):
+    if not isinstance(constraint, Constraint):
         raise ValueError(
             f"constraint: expected a set such as LpBall, got {type(constraint).__name__}"
         )
     unrolled = isinstance(differentiate, str) and differentiate == "unroll"
     if isinstance(method, str) and method == "auto" and not unrolled:
-        method = getattr(constraint, "preferred_method", method)
+        method = constraint.preferred_method
     solver, mode, schedule = check_settings(
         method, differentiate, tol, max_steps, step_size, temperature
     )
@@ -202,9 +202,9 @@ def _outcome(
     settings: Settings,
 ) -> Outcome:
     """Solve and certify."""
-    if constraint_is_shifted(constraint):
+    if (seen := constraint.centred()) is not None:
         # seen from its centre, a set keeps the precision of its own size
-        inner, centre = constraint.centred()
+        inner, centre = seen
         around = Translated(objective, centre)
         outcome = _outcome(method, mode, around, inner, start - centre, settings)
         return outcome._replace(x=constraint.placed(outcome.x))

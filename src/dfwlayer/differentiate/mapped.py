@@ -179,9 +179,10 @@ def ranks_of(
     """
     ranks: list[int] = []
     for part in (objective, constraint):
-        if type(part) not in RANKS:
+        known = next((RANKS[kind] for kind in type(part).__mro__ if kind in RANKS), None)
+        if known is None:
             return None
-        tensors = [(getattr(part, name), rank) for name, rank in RANKS[type(part)].items()]
+        tensors = [(getattr(part, name), rank) for name, rank in known.items()]
         ranks += [rank for tensor, rank in tensors if isinstance(tensor, Tensor)]
         if any(isinstance(t, Tensor) and t.layout != torch.strided for t, _ in tensors):
             return None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certify
-from dfwlayer.constraints.base import Constraint, constraint_is_shifted, rows_of_set, scaled_set
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.transforms import filled, tensors_in
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, Problem, Settings
@@ -95,7 +95,7 @@ def _part(
     if again.dim() == 0 or not hasattr(objective, "rows"):
         return None
     index = again.nonzero().squeeze(-1)
-    sets = rows_of_set(constraint, index)
+    sets = constraint.rows(index)
     return None if sets is None else (index, objective.rows(index), sets)
 
 
@@ -136,7 +136,7 @@ def _solved(
     except RuntimeError:  # a function of the user's that holds tensors of another dtype
         return None
     unit, factor = _units(sizes)
-    scaled = scaled_set(constraint_there, 1 / unit)
+    scaled = constraint_there.scaled(1 / unit)
     if scaled is None:
         unit = torch.ones_like(unit)
         scaled = constraint_there
@@ -152,8 +152,8 @@ def _solved(
         value, gradient = rescaled.value_and_gradient(at)
     status = torch.where(found.status == Status.CONVERGED, int(Status.ROUNDING_FLOOR), found.status)
     seen: Objective = rescaled
-    while constraint_is_shifted(scaled):
-        scaled, centre = scaled.centred()
+    while (inner := scaled.centred()) is not None:
+        scaled, centre = inner
         seen, at = Translated(seen, centre.detach()), at - centre.detach()
     problem = Problem(seen, scaled, scaled.unbounded())
     gap, status = certify(problem, at, value, gradient, status, settings.tol)

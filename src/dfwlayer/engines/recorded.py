@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certify
-from dfwlayer.constraints.base import Constraint, Face, RecordableFace, constraint_records
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.differentiate.implicit import locate
 from dfwlayer.engines.careful import out_of_range
 from dfwlayer.engines.graphs import may_record, rebuilt, replay, static_of, tensors_of
@@ -59,7 +58,7 @@ def solve_recorded(
     usual way. Otherwise the host has not waited for the GPU when this returns.
     """
     able = getattr(method, "recordable", False)
-    if not (able and objective_records(objective) and constraint_records(constraint)):
+    if not (able and objective_records(objective) and constraint.recordable):
         return None
     if settings.max_steps < LEAST_STEPS:
         return None
@@ -89,8 +88,7 @@ def solve_recorded(
         assert value is not None and gradient is not None  # noqa: PT018
         gap, status = certify(problem, x, value, gradient, outcome.status, settings.tol)
         flags = torch.stack((suspect, unfinished.any()))
-        parts = cast("RecordableFace", face).parts()
-        return flags, x, value, gap, outcome.num_steps, status, *parts
+        return flags, x, value, gap, outcome.num_steps, status, *face.parts()
 
     parts = (*static_of(method), *static_of(objective), *static_of(constraint))
     name = (
