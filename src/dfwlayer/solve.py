@@ -136,7 +136,7 @@ def _checked(arguments: Arguments) -> Arguments:
             "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
             f"{type(objective).__name__}"
         )
-    if isinstance(constraint, type) or not hasattr(constraint, "vertex"):
+    if not isinstance(constraint, Constraint):
         raise ValueError(
             f"constraint: expected a set such as LpBall, got {type(constraint).__name__}"
         )
@@ -167,7 +167,7 @@ def check_settings(
         if method == "auto" and differentiate == "unroll":
             method = "dfw"  # the best method whose steps can be differentiated
         elif method == "auto":
-            method = getattr(constraint, "preferred_method", method)
+            method = "auto" if constraint is None else constraint.preferred_method
         method = METHODS[method]
     elif isinstance(method, type) or not hasattr(method, "run"):
         raise ValueError(

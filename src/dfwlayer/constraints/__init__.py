@@ -4,11 +4,12 @@ from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.balls.group_ball import GroupBall
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.balls.schatten_ball import NuclearBall, SchattenBall, SpectralBall
-from dfwlayer.constraints.base import Atoms, Constraint, Face
+from dfwlayer.constraints.base import Atoms, Constraint
 from dfwlayer.constraints.composed.custom_set import CustomSet
 from dfwlayer.constraints.composed.plane_cut import PlaneCut
 from dfwlayer.constraints.composed.product import Product
 from dfwlayer.constraints.composed.shifted import Shifted
+from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.polyhedra.birkhoff import Birkhoff
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse

@@ -1,74 +1,31 @@
-"""What a method and the implicit gradient may ask of a set."""
+"""A convex set: what methods and the implicit gradient may ask of it, and what follows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, Self, TypeGuard, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache, cached_property, wraps
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.face import Face
+from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
+from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.linalg.hull import Descent
+from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import Scale
+from dfwlayer.objectives.base import check_tensors
 
-__all__ = [
-    "Atoms",
-    "Constraint",
-    "Face",
-    "RecordableConstraint",
-    "constraint_is_direct",
-    "constraint_is_shifted",
-    "constraint_knows_hulls",
-    "constraint_records",
-    "constraint_steps",
-    "rows_of_set",
-    "scaled_set",
-]
+__all__ = ["Atoms", "Constraint", "Face", "measured"]
 
+_T = TypeVar("_T")
 
-class Face(Protocol):
-    """The set as it looks from a solution x: which directions are left, and how it bends.
-
-    With h_1(x; w) ≤ t_1, …, h_m(x; w) ≤ t_m the active constraints beside the pinned
-    coordinates, λ_j ≥ 0 their multipliers, a_j = ∇h_j and C = Σ λ_j ∇²h_j,
-    nearby solutions differ from x by a d with d = 0 off the free coordinates (but for what pinned
-    coordinates do by themselves) and ⟨a_j, d⟩ = 0 (but for the change of h_j and t_j). m is 1 for
-    a norm ball, 0 for a box, 2 for a simplex that is also cut by a plane. Equations h_j = t_j are
-    constraints that are always active, with multipliers of either sign.
-
-    What is said of coordinates holds for other directions as well: a face that is not aligned
-    with the axes has ``free`` None and its own ``restrict``.
-    """
-
-    @property
-    def free(self) -> Tensor | None:
-        """(B, n) mask of the coordinates that move with the solution, None if it has no mask."""
-
-    def restrict(self, v: Tensor) -> Tensor:
-        """Projection of v (B, n) onto the directions that are not pinned: v where free, else 0."""
-
-    @property
-    def bends(self) -> bool:
-        """Whether C can be other than zero."""
-
-    @property
-    def normals(self) -> tuple[Tensor, ...]:
-        """a_1 … a_m, each (B, n), restricted, and zero in rows where h_j is not active."""
-
-    def curvature(self, v: Tensor) -> Tensor:
-        """C v: (B, n) -> (B, n), for v in the tangent space."""
-
-    def curvature_diagonal(self) -> Tensor | None:
-        """C as a diagonal (B, n), None where it is more than that on the tangent space."""
-
-    def force(self) -> Tensor:
-        """Σ λ_j ∇h_j(x; w) (B, n), x and λ constant, differentiable in the set's parameters."""
-
-    def excess(self) -> Tensor:
-        """h_j(x; w) − t_j (B, m), x constant, differentiable in the set's parameters."""
-
-    def pinned(self) -> Tensor:
-        """x (B, n) in the pinned directions as a function of the parameters; 0 in free ones."""
+# what a set may be asked before it is bound, and which of the answers are points
+POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
+ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
 
 
 class Atoms(Protocol):
@@ -84,68 +41,68 @@ class Atoms(Protocol):
         """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
 
 
-class Constraint(Protocol):
+def measured(find: Callable[[Any], _T]) -> cached_property[_T]:
+    """A property that a bound set finds once, with autograd.
+
+    A method may be the first to ask, and it runs without.
+    """
+    return cached_property(torch.enable_grad()(find))
+
+
+class Constraint(ABC):
     """A convex set, one per problem; vectors are rows (B, n), or (n,) for a single problem.
+
+    A set is a frozen dataclass. It declares its parameters as fields (`number` and `entries` of
+    `dfwlayer.constraints.parameters`) and writes `vertex`, `project`, `retract` and `face`. The
+    rest follows, and is written where there is a better answer than what follows.
+
+    What a set writes is asked of a *bound* set only, whose parameters are tensors: () or (B,) for
+    a number, (n,) or (B, n) for entries. `solve` binds a set once, so that what a bound set keeps
+    (`measured`) lives as long as one solve. A set that is asked on its own is bound for that one
+    question.
 
     Some coordinates may be unbounded (those of zero weight); the set leaves them alone, and
     methods move them along the gradient.
     """
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Batch size of every parameter that has a batch dimension, by name.
+    bound: ClassVar[bool] = False
+    variable_dims: ClassVar[int] = 1  # of one problem's variable, for a set asked on its own
 
-        ``shape`` is that of one problem's variable.
-        """
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        for name in ASKED & vars(cls).keys():
+            setattr(cls, name, _bound_first(name, vars(cls)[name]))
 
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
-        """The set over flattened variables of that shape, its parameters as tensors."""
+    def __post_init__(self) -> None:
+        for name, about in table(type(self)).items():
+            value = about.check(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+            if isinstance(value, float):
+                about.out_of_range(name, value)
+        tensors = self.tensors()
+        if tensors:
+            check_tensors(tensors, half_allowed=True)
+        else:
+            self.check_values()
 
-    def float32(self) -> Constraint:
-        """The same set with half-precision parameters in float32."""
+    # what a set writes
 
-    def verified(self) -> tuple[Constraint, Tensor | None]:
-        """Raise ValueError for values no set can have; what is wrong with single problems.
-
-        That is a status (B,), 0 for problems that can be solved, or a mask (B,) of those with NaN
-        or infinity, or None. See `dfwlayer.constraints.parameters.fault`.
-        """
-
-    def replace_rows(self, bad: Tensor) -> Constraint:
-        """The set with harmless constants in place of the problems that are flagged."""
-
-    def start(self, like: Tensor) -> Tensor:
-        """A point of the set for every row of ``like`` (B, n)."""
-
-    def unbounded(self) -> Tensor | None:
-        """Mask (n,) or (B, n) of the coordinates the set does not bound, None if there are none."""
-
+    @abstractmethod
     def vertex(self, g: Tensor) -> Tensor:
         """A minimiser of ⟨g, s⟩ over the set, zero along unbounded coordinates."""
 
-    def lowest(self, g: Tensor) -> Tensor:
-        """min ⟨g, s⟩ over the set, leaving unbounded coordinates aside: (..., n) -> (...)."""
-
-    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
-        """A point of the set that depends smoothly on g and tends to the vertex as τ → 0."""
-
-    def atoms(self) -> Atoms | None:
-        """The vertices where they are few, None otherwise."""
-
-    def violation(self, x: Tensor) -> Tensor:
-        """How far x is outside, in the units of the radius; 0 inside: (B, n) -> (B,)."""
-
-    def retract(self, x: Tensor) -> Tensor:
-        """A point of the set next to x, and x itself where x is inside."""
-
+    @abstractmethod
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """The point of the set nearest to z: (..., n) -> (..., n).
 
         ``near`` is a point whose face may be that of the result, for sets that can use a guess.
         """
 
-    def diameter(self, n: int) -> Tensor:
-        """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity."""
+    @abstractmethod
+    def retract(self, x: Tensor) -> Tensor:
+        """A point of the set next to x, and x itself where x is inside."""
 
+    @abstractmethod
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> Face:
         """The local face at x, given ∇f(x) = g.
 
@@ -153,117 +110,265 @@ class Constraint(Protocol):
         face on which the solution next to x is expected, as `dfwlayer.linalg.scale` tells it.
         """
 
+    def check_values(self) -> Tensor | None:
+        """Statuses (B,) of the problems whose set is empty or has no meaning, None if none is.
 
-class DirectConstraint(Constraint, Protocol):
-    """A set for which a diagonal Hessian leaves a projection, nothing more."""
+        A ValueError where that is so for what all problems share; see
+        `dfwlayer.constraints.parameters.fault`. Values are finite and in the range that was
+        declared. They are numbers still where a set has nothing else and was not bound yet.
+        """
+        return None
 
-    def nearest(self, z: Tensor) -> tuple[Tensor, Face]:
-        """The point of the set nearest to z (..., n), feasible to rounding, and its face."""
+    # what follows from the parameters
 
-    def stretched(self, factor: Tensor) -> Constraint:
-        """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Batch size of every parameter that has a batch dimension, by name.
 
+        ``shape`` is that of one problem's variable.
+        """
+        about = table(type(self))
+        return {
+            name: tensor.shape[0]
+            for name, tensor in self.tensors().items()
+            if tensor.dim()
+            > (len(self.shape_of(shape)) if about[name].kind is Kind.ENTRIES else about[name].kind)
+        }
 
-class PartConstraint(Constraint, Protocol):
-    """A set whose problems can be taken apart."""
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """The set over flattened variables of that shape, its parameters as tensors."""
+        values: dict[str, Tensor] = {}
+        for name, about in table(type(self)).items():
+            value: Value | None = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                value = torch.tensor(value, dtype=dtype, device=device)
+            values[name] = about.flat(name, value, self.shape_of(shape))
+        if values:
+            check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device)} | values)
+        return self.as_bound(**values)
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one problem's entries, for variables of that shape."""
+        return shape
+
+    def float32(self) -> Self:
+        """The same set with half-precision parameters in float32."""
+        wide = {
+            name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+            for name, tensor in self.tensors().items()
+        }
+        return self._within(lambda part: part.float32(), wide) or self
+
+    def verified(self) -> tuple[Self, Tensor | None]:
+        """Raise ValueError for values no set can have; what is wrong with single problems.
+
+        That is a status (B,), 0 for problems that can be solved, or None.
+        """
+        about, tensors = table(type(self)), self.tensors()
+        bad = merged(
+            *(about[name].not_finite(name, tensor) for name, tensor in tensors.items()),
+            *(about[name].out_of_range(name, tensor) for name, tensor in tensors.items()),
+        )
+        sound = self if bad is None else self.replace_rows(bad != 0)
+        return self, merged(bad, sound.check_values())
+
+    def replace_rows(self, bad: Tensor) -> Self:
+        """The set with harmless constants in place of the problems that are flagged."""
+        return (
+            self._within(
+                lambda part: part.replace_rows(bad),
+                self._parameters(lambda about, tensor: about.replaced(tensor, bad)),
+            )
+            or self
+        )
 
     def rows(self, index: Tensor) -> Constraint | None:
         """The sets of the problems at these positions, None where that cannot be."""
-
-
-class ScalableConstraint(Constraint, Protocol):
-    """A set of any size."""
+        return self._within(
+            lambda part: part.rows(index),
+            self._parameters(
+                lambda about, tensor: (
+                    tensor[index] if tensor.dim() > about.kind and len(tensor) > 1 else tensor
+                )
+            ),
+        )
 
     def scaled(self, factor: Tensor) -> Constraint | None:
         """{factor · x : x in the set} for a factor () or (B,) > 0, None where that cannot be."""
+        if not any(about.grows for about in table(type(self)).values()):
+            return None
+        return self._within(
+            lambda part: part.scaled(factor),
+            self._parameters(
+                lambda about, tensor: tensor * about.beside(factor) if about.grows else tensor
+            ),
+        )
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters that are tensors, by name."""
+        values = {name: getattr(self, name) for name in table(type(self))}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-class SteppingConstraint(Constraint, Protocol):
-    """A set with a kernel for a projected step on a GPU."""
+    def blank(self, n: int) -> Tensor:
+        """Ones (n,) of the parameters' dtype and device."""
+        own = next(iter(self.tensors().values()), torch.empty(0))
+        return torch.ones(n, dtype=own.dtype, device=own.device)
+
+    def changed(self, **values: Any) -> Self:
+        """The set with other values in some of its fields, which are not checked."""
+        return _copied(self, type(self), values)
+
+    def as_bound(self, **values: Any) -> Self:
+        """The bound set with these values, whose parameters are all tensors of the right shape."""
+        bound: type[Self] = _bound_type(type(self))
+        return _copied(self, bound, values)
+
+    def _parameters(self, change: Callable[[Parameter, Tensor], Tensor]) -> dict[str, Tensor]:
+        about = table(type(self))
+        return {name: change(about[name], tensor) for name, tensor in self.tensors().items()}
+
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        """The set with other parameters and other sets in it, None where one of them is None."""
+        return self.changed(**values)
+
+    # what follows from vertex, project, retract and face
+
+    def start(self, like: Tensor) -> Tensor:
+        """A point of the set for every row of ``like`` (B, n)."""
+        return self.retract(self.project(torch.zeros_like(like)))
+
+    def unbounded(self) -> Tensor | None:
+        """Mask (n,) or (B, n) of the coordinates the set does not bound, None if there are none."""
+        return None
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """min ⟨g, s⟩ over the set, leaving unbounded coordinates aside: (..., n) -> (...)."""
+        return dot(g, self.vertex(g))
+
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """A point of the set that depends smoothly on g and tends to the vertex as τ → 0.
+
+        Unless a set knows better, it is a mean of vertices for costs with noise of size τ, and its
+        derivative an estimate: see `dfwlayer.constraints.perturbed`.
+        """
+        return mean_vertex(self.vertex, g, temperature)
+
+    def atoms(self) -> Atoms | None:
+        """The vertices where they are few, None otherwise."""
+        return None
+
+    def violation(self, x: Tensor) -> Tensor:
+        """How far x is outside, in the units of the radius; 0 inside: (B, n) -> (B,)."""
+        return norm(x - self.retract(x.detach()))
+
+    def diameter(self, n: int) -> Tensor:
+        """Largest Euclidean distance of two points in n dimensions, () or (B,), or infinity.
+
+        Unless a set knows better, that of two vertices, which is no more than that.
+        """
+        direction = self.blank(n).cumsum(-1).cos()
+        ends = self.vertex(direction).detach(), self.vertex(-direction).detach()
+        return norm(ends[0] - ends[1])
+
+    # what only some sets can do
+
+    @property
+    def preferred_method(self) -> str:
+        """What "auto" means for it."""
+        return "auto"
+
+    def nearest(self, z: Tensor) -> tuple[Tensor, Face] | None:
+        """The point of the set nearest to z (..., n), feasible to rounding, and its face."""
+        return None
+
+    def stretched(self, factor: Tensor) -> Constraint | None:
+        """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
+        return None
 
     def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
-        """The projection of x − gradient/curvature, None where there is no kernel for it."""
+        """The projection of x − gradient/curvature by a kernel, None where there is none."""
+        return None
 
-
-class ShiftedConstraint(Constraint, Protocol):
-    """{x : x − c ∈ S}, a set that is another one around a centre; `solve` looks for x − c."""
-
-    def centred(self) -> tuple[Constraint, Tensor]:
-        """S, and c (n,) or (B, n)."""
+    def centred(self) -> tuple[Constraint, Tensor] | None:
+        """S and c, (n,) or (B, n), of a set {x : x − c ∈ S}; `solve` looks for x − c."""
+        return None
 
     def placed(self, y: Tensor) -> Tensor:
-        """The x = c + y of the set for a y of S, both (..., n)."""
+        """The x = c + y of a set around a centre c, for a y of S, both (..., n)."""
+        return y
 
-
-class HullConstraint(Constraint, Protocol):
-    """A set that knows a face only from points of it."""
-
-    def face_of_hull(self, found: Descent) -> Face:
-        """The face at the point that was found as a combination of others."""
-
-
-class RecordableFace(Face, Protocol):
-    """A face that a CUDA graph can find."""
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """The tensors it consists of beside x and the set's parameters."""
-
-
-class RecordableConstraint(Constraint, Protocol):
-    """A set, a dataclass, whose operations may be recorded in a CUDA graph.
-
-    None of them may make the host wait, or only through `dfwlayer.linalg.rows.any_row`.
-    """
+    def hull_faces(self) -> Callable[[Descent], Face] | None:
+        """How to tell the face at a combination of points, for a set that tells it best so."""
+        return None
 
     @property
     def recordable(self) -> bool:
-        """Whether that is so for these parameters."""
+        """Whether its operations may be recorded in a CUDA graph.
+
+        None of them may then make the host wait, or only through `dfwlayer.linalg.rows.any_row`.
+        """
+        return False
 
     def suspect(self) -> Tensor:
-        """Whether ``verified`` should have a closer look, or a coordinate is unbounded: ()."""
+        """Of a recordable set: whether ``verified`` should look closer, or it is unbounded: ()."""
+        raise NotImplementedError
 
     def assume_bounded(self) -> Self:
-        """The set, known to bound every coordinate."""
+        """Of a recordable set: the set, known to bound every coordinate."""
+        return self
 
-    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> RecordableFace:
-        """See `Constraint`."""
-
-    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> RecordableFace:
-        """The face at x that consists of these parts."""
-
-
-def constraint_is_direct(constraint: Constraint) -> TypeGuard[DirectConstraint]:
-    """Whether a set offers more than ``project`` for diagonal Hessians."""
-    return hasattr(constraint, "nearest")
+    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> Face:
+        """Of a recordable set: the face at x that consists of these parts."""
+        raise NotImplementedError
 
 
-def constraint_is_shifted(constraint: Constraint) -> TypeGuard[ShiftedConstraint]:
-    """Whether a set is another one around a centre."""
-    return hasattr(constraint, "centred")
+_Set = TypeVar("_Set", bound=Constraint)
 
 
-def constraint_knows_hulls(constraint: Constraint) -> TypeGuard[HullConstraint]:
-    """Whether a set tells a face from points of it."""
-    return hasattr(constraint, "face_of_hull")
+def _copied(constraint: Constraint, kind: type[_Set], values: dict[str, Any]) -> _Set:
+    """A copy of that type with other values, unchecked and without what it has kept."""
+    copy, known = object.__new__(kind), vars(constraint)
+    vars(copy).update({name: known[name] for name in _names(kind)} | values)
+    return copy
 
 
-def constraint_records(constraint: Constraint) -> TypeGuard[RecordableConstraint]:
-    """Whether a set can be part of a CUDA graph."""
-    return getattr(constraint, "recordable", False)
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
-def rows_of_set(constraint: Constraint, index: Tensor) -> Constraint | None:
-    """The sets of the problems at these positions, None where they cannot be taken apart."""
-    part = cast("PartConstraint", constraint)
-    return part.rows(index) if hasattr(constraint, "rows") else None
+@cache
+def _bound_type(kind: type[_Set]) -> type[_Set]:
+    """The type of bound sets of that type, whose methods need not be bound first."""
+    if kind.bound:
+        return kind
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "bound": True}
+    found = ((name, getattr(kind, name)) for name in ASKED)
+    direct = {name: ask.__wrapped__ for name, ask in found if hasattr(ask, "__wrapped__")}
+    make: Any = type(kind)
+    made: type[_Set] = make(kind.__name__, (kind,), names | direct)
+    return made
 
 
-def scaled_set(constraint: Constraint, factor: Tensor) -> Constraint | None:
-    """{factor · x : x in the set}, None for a set that comes in one size."""
-    part = cast("ScalableConstraint", constraint)
-    return part.scaled(factor) if hasattr(constraint, "scaled") else None
+def _bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which a set that is not bound yet asks of one that is."""
 
+    @wraps(method)
+    def ask(self: Constraint, at: Tensor | int, *others: Any, **named: Any) -> Any:
+        if self.bound:
+            return method(self, at, *others, **named)
+        like = at if isinstance(at, Tensor) else self.blank(at)
+        shape = tuple(like.shape[-self.variable_dims :])
+        bound = self.bind(shape, like.dtype, like.device)
 
-def constraint_steps(constraint: Constraint) -> TypeGuard[SteppingConstraint]:
-    """Whether a set may have a kernel for projected steps."""
-    return hasattr(constraint, "step")
+        def flat(value: Any) -> Any:
+            return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
+
+        named = {key: flat(value) for key, value in named.items()}
+        found = getattr(bound, name)(flat(at), *map(flat, others), **named)
+        return found.unflatten(-1, shape) if name in POINTS else found
+
+    return ask

@@ -1,90 +1,158 @@
-"""What sets share in handling their parameters: numbers or tensors, per problem if wanted.
-
-A set is a dataclass; a table gives the kind of each of its parameters by the name of the field.
-Parameters that are None, which only those may be whose default it is, are left alone by every
-function here.
-"""
+"""The parameters of sets: numbers or tensors, one for all problems or one for each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
-from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import IntEnum
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor
-from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.objectives.base import flag_nonfinite
 from dfwlayer.solution import Status
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 __all__ = [
     "Kind",
-    "Kinds",
+    "Parameter",
     "Value",
-    "batch_sizes",
-    "bind",
-    "check",
-    "check_not_negative",
-    "columns",
-    "example",
+    "as_column",
+    "as_entries",
+    "entries",
     "fault",
-    "flagged",
-    "float32",
+    "matrix",
     "merged",
-    "part",
-    "plain",
-    "replace_rows",
-    "rows",
-    "stretch",
+    "number",
+    "table",
+    "tensor_of",
 ]
 
 Value = float | Tensor
-_Set = TypeVar("_Set", bound="DataclassInstance")
 
 
-class Kind(Enum):
-    """What one problem's parameter is; tensors may have a batch dimension in front."""
+class Kind(IntEnum):
+    """How many dimensions one problem's parameter has in a bound set."""
 
-    NUMBER = "a number, a 0-d tensor or shape (B,)"
-    ENTRIES = "a number, a 0-d tensor or, with a number for each entry, a tensor"
-
-
-Kinds = Mapping[str, Kind]
+    NUMBER = 0
+    ENTRIES = 1  # one for each coordinate
+    MATRIX = 2
 
 
-def check(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> None:
-    """Raise for types, dtypes and devices no parameter can have, and for numbers not finite.
+@dataclass(frozen=True)
+class Parameter:
+    """What may be said of a parameter once for all values. A tensor may have a batch in front."""
 
-    Numbers become floats.
+    kind: Kind
+    harmless: float  # its value in a set like any other, which takes the place of a bad one
+    optional: bool  # it may be None
+    least: float = -math.inf
+    most: float = math.inf
+    hint: str = ""  # for values beyond these, what else to do
+    infinite: bool = False  # it may be
+    grows: bool = False  # with the set: {cx : x in the set} has c times this parameter
+    numbers: bool = True  # a number stands for entries that are all alike
 
-    Args:
-        constraint: The set.
-        kinds: The kind of each of its parameters.
-        infinite: Those that may be infinite.
+    def check(self, name: str, value: Any) -> Value | None:
+        """The value, a number as a float; raise for types and shapes it cannot have."""
+        if value is None and self.optional:
+            return None
+        if isinstance(value, Tensor) or not self.numbers:
+            check_tensor(name, value, "a tensor or None" if self.optional else "a tensor")
+            if self.kind is Kind.NUMBER and value.dim() > 1:
+                raise ValueError(
+                    f"{name}: expected a number, a 0-d tensor or shape (B,), got "
+                    f"{tuple(value.shape)}"
+                )
+            found: Tensor = value
+            return found
+        return as_number(name, value, kind="a number or a tensor", infinite=self.infinite)
 
-    """
-    optional = {field.name for field in fields(constraint) if field.default is None}
-    for name in kinds:
-        value = getattr(constraint, name)
-        if value is None and name in optional:
-            continue
-        if isinstance(value, Tensor):
-            check_tensor(name, value)
-            if kinds[name] is Kind.NUMBER and value.dim() > 1:
-                raise ValueError(f"{name}: expected {kinds[name].value}, got {tuple(value.shape)}")
-        else:
-            kind = "a number or a tensor"
-            number = as_number(name, value, kind=kind, infinite=name in infinite)
-            object.__setattr__(constraint, name, number)
-    tensors = _tensors(constraint, kinds)
-    if tensors:
-        check_tensors(tensors, half_allowed=True)
+    def flat(self, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """As (), (n,) or a matrix, or with a batch in front, n the entries of the shape."""
+        if self.kind is not Kind.ENTRIES:
+            return value
+        if value.dim() == 0 and self.numbers:
+            value = value.expand(shape)
+        lead = value.dim() - len(shape)
+        if lead not in (0, 1) or tuple(value.shape[lead:]) != shape:
+            sizes = ", ".join(str(s) for s in shape)
+            raise ValueError(
+                f"{name}: expected {'a number, ' if self.numbers else ''}shape "
+                f"({sizes}{',' if len(shape) == 1 else ''}) or (B, {sizes}), got "
+                f"{tuple(value.shape)}"
+            )
+        return value.reshape(*value.shape[:lead], math.prod(shape))
+
+    def not_finite(self, name: str, value: Tensor) -> Tensor | None:
+        """Mask (B,) of the problems with NaN, or infinity if that may not be, None for none."""
+        if self.infinite:
+            value = torch.where(torch.isinf(value.detach()), 0, value)
+        return flag_nonfinite(name, value, int(self.kind))
+
+    def out_of_range(self, name: str, value: Value) -> Tensor | None:
+        """Statuses of the problems beyond ``least`` and ``most``, as in `fault`."""
+        endless = self.least == -math.inf, self.most == math.inf
+        if all(endless) or (isinstance(value, float) and self.least <= value <= self.most):
+            return None
+        given, hint = torch.as_tensor(value).detach(), f"; {self.hint}" if self.hint else ""
+
+        def beyond(wrong: Tensor, words: str, worst: Callable[[], Tensor]) -> Tensor | None:
+            return fault(
+                wrong.any(-1) if self.kind is Kind.ENTRIES else wrong,
+                Status.INVALID,
+                lambda: f"{name}: expected numbers {words}, found {float(worst()):g}{hint}",
+            )
+
+        below, above = endless
+        return merged(
+            None if below else beyond(given < self.least, f"≥ {self.least:g}", given.amin),
+            None if above else beyond(given > self.most, f"≤ {self.most:g}", given.amax),
+        )
+
+    def replaced(self, value: Tensor, bad: Tensor) -> Tensor:
+        """With something harmless for the problems that are flagged (B,)."""
+        if self.kind is not Kind.MATRIX:
+            return torch.where(self.beside(bad), self.harmless, value)
+        if value.dim() == 2:  # shared by all, and fine for those that are not flagged
+            return value
+        eye = torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device)
+        return torch.where(self.beside(bad), eye, value)
+
+    def beside(self, each: Tensor) -> Tensor:
+        """A number for each problem () or (B,), in a shape that goes with the parameter."""
+        return each[(..., *[None] * self.kind)]
+
+
+def _declared(kind: Kind, default: Any, about: dict[str, Any]) -> Any:
+    plain = isinstance(default, int | float)
+    about = {"harmless": default if plain else 1.0, "optional": default is None} | about
+    return field(default=default, metadata={"parameter": Parameter(kind, **about)})
+
+
+def number(default: Any = MISSING, **about: Any) -> Any:
+    """A field of a set for a number, a 0-d tensor or (B,); the rest is said of its `Parameter`."""
+    return _declared(Kind.NUMBER, default, about)
+
+
+def entries(default: Any = MISSING, **about: Any) -> Any:
+    """A field of a set for a number, (*shape) or (B, *shape)."""
+    return _declared(Kind.ENTRIES, default, about)
+
+
+def matrix(default: Any = MISSING, **about: Any) -> Any:
+    """A field of a set for a tensor (m, n) or (B, m, n)."""
+    return _declared(Kind.MATRIX, default, {"numbers": False} | about)
+
+
+@cache
+def table(cls: type) -> Mapping[str, Parameter]:
+    """The parameters of a set by the names of their fields."""
+    found = ((f.name, f.metadata.get("parameter")) for f in fields(cls))
+    return {name: about for name, about in found if about is not None}
 
 
 def fault(wrong: Tensor, status: Status, message: Callable[[], str]) -> Tensor | None:
@@ -119,146 +187,17 @@ def merged(*found: Tensor | None) -> Tensor | None:
     return codes
 
 
-def check_not_negative(
-    name: str, value: Value, reason: str = "", kind: Kind = Kind.NUMBER
-) -> Tensor | None:
-    """Raise if a number is negative; of a parameter per problem the statuses, as in `fault`."""
-    number = torch.as_tensor(value).detach()
-    wrong = number < 0
-    because = f"; {reason}" if reason else ""
-    return fault(
-        wrong if kind is Kind.NUMBER else wrong.any(-1),
-        Status.INVALID,
-        lambda: f"{name}: expected numbers ≥ 0, found {float(number.amin()):g}{because}",
-    )
+def tensor_of(value: Value) -> Tensor:
+    """A parameter of a bound set, which is a tensor."""
+    assert isinstance(value, Tensor)
+    return value
 
 
-def batch_sizes(constraint: _Set, kinds: Kinds, shape: tuple[int, ...]) -> dict[str, int]:
-    """See `Constraint`."""
-    return {
-        name: tensor.shape[0]
-        for name, tensor in _tensors(constraint, kinds).items()
-        if tensor.dim() > _rank(kinds[name], shape)
-    }
-
-
-def bind(
-    constraint: _Set,
-    kinds: Kinds,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> _Set:
-    """The set with tensors for parameters: () or (B,) for a number, (n,) or (B, n) for entries."""
-    values: dict[str, Tensor] = {}
-    for name, value in _values(constraint, kinds).items():
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=dtype, device=device)
-        values[name] = _flat(name, value, shape) if kinds[name] is Kind.ENTRIES else value
-    check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device)} | values)
-    return replace(constraint, **values)
-
-
-def _flat(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Entries (n,) or (B, n)."""
-    if value.dim() == 0:
-        value = value.expand(shape)
-    lead = value.dim() - len(shape)
-    if lead not in (0, 1) or tuple(value.shape[lead:]) != shape:
-        sizes = ", ".join(str(s) for s in shape)
-        raise ValueError(
-            f"{name}: expected a number, shape ({sizes}{',' if len(shape) == 1 else ''}) or "
-            f"(B, {sizes}), got {tuple(value.shape)}"
-        )
-    return value.reshape(*value.shape[:lead], math.prod(shape))
-
-
-def float32(constraint: _Set, kinds: Kinds) -> _Set:
-    """The set with half-precision parameters in float32."""
-    wide = {
-        name: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        for name, tensor in _tensors(constraint, kinds).items()
-    }
-    return replace(constraint, **wide)
-
-
-def flagged(constraint: _Set, kinds: Kinds, infinite: Collection[str] = ()) -> Tensor | None:
-    """Mask (B,) of the problems with NaN or infinity in a bound set's parameters, None for none."""
-    bad: Tensor | None = None
-    for name, tensor in _tensors(constraint, kinds).items():
-        if name in infinite:
-            tensor = torch.where(torch.isinf(tensor.detach()), 0, tensor)
-        found = flag_nonfinite(name, tensor, 0 if kinds[name] is Kind.NUMBER else 1)
-        if found is not None:
-            bad = found if bad is None else bad | found
-    return bad
-
-
-def replace_rows(
-    constraint: _Set, kinds: Kinds, bad: Tensor, harmless: Mapping[str, float]
-) -> _Set:
-    """A bound set with harmless numbers in place of the parameters of problems flagged (B,)."""
-    values = {
-        name: torch.where(
-            bad if kinds[name] is Kind.NUMBER else bad.unsqueeze(-1), harmless[name], tensor
-        )
-        for name, tensor in _tensors(constraint, kinds).items()
-    }
-    return replace(constraint, **values)
-
-
-def part(constraint: _Set, kinds: Kinds, index: Tensor) -> _Set:
-    """A bound set with the parameters of the problems at these positions."""
-    values = {
-        name: tensor[index]
-        for name, tensor in _tensors(constraint, kinds).items()
-        if tensor.dim() > (0 if kinds[name] is Kind.NUMBER else 1) and len(tensor) > 1
-    }
-    return replace(constraint, **values)
-
-
-def stretch(constraint: _Set, kinds: Kinds, lengths: Collection[str], factor: Tensor) -> _Set:
-    """A bound set with the parameters that are lengths multiplied by a factor () or (B,)."""
-    tensors = _tensors(constraint, kinds)
-    values = {
-        name: tensors[name] * (factor if kinds[name] is Kind.NUMBER else factor.unsqueeze(-1))
-        for name in lengths
-        if name in tensors
-    }
-    return replace(constraint, **values)
-
-
-def columns(value: Value, like: Tensor) -> Tensor:
+def as_column(value: Value, like: Tensor) -> Tensor:
     """A number for each problem as (1,) or (B, 1), to go with vectors (..., n)."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).unsqueeze(-1)
 
 
-def rows(value: Value, like: Tensor) -> Tensor:
+def as_entries(value: Value, like: Tensor) -> Tensor:
     """Entries as a tensor that goes with vectors (..., n)."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-
-
-def example(constraint: _Set, kinds: Kinds, n: int) -> Tensor:
-    """A vector (n,) of the parameters' dtype and device."""
-    for tensor in _tensors(constraint, kinds).values():
-        return torch.zeros(n, dtype=tensor.dtype, device=tensor.device)
-    return torch.zeros(n)
-
-
-def plain(constraint: _Set, kinds: Kinds) -> bool:
-    """Whether all parameters are numbers, which can be looked at for free."""
-    return not _tensors(constraint, kinds)
-
-
-def _rank(kind: Kind, shape: tuple[int, ...]) -> int:
-    return 0 if kind is Kind.NUMBER else len(shape)
-
-
-def _values(constraint: _Set, kinds: Kinds) -> dict[str, Value]:
-    values = {name: getattr(constraint, name) for name in kinds}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _tensors(constraint: _Set, kinds: Kinds) -> dict[str, Tensor]:
-    values = _values(constraint, kinds)
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

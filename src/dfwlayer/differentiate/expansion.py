@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.rows import Scalar, where_rows
+from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Problem
 
 __all__ = ["expand"]
@@ -119,7 +119,7 @@ class _Inverse(torch.autograd.Function):
 
 def _multiplier(face: Face, x: Tensor) -> Tensor:  # (..., m)
     """λ as a tensor."""
-    multiplier: Scalar = getattr(face, "multiplier", 0.0)
+    multiplier = face.multiplier
     return multiplier if isinstance(multiplier, Tensor) else x.new_full((1,), multiplier)
 
 

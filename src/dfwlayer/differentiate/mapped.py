@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 
 import torch
@@ -31,9 +31,6 @@ __all__ = [
 ]
 
 Run = Callable[[Arguments, Settings], Solution]
-
-# dimensions of one problem's tensors; all of them may have a batch in front
-SET_RANKS: dict[type, Mapping[str, int]] = {LpBall: {"radius": 0, "weight": 1}}
 
 
 def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> Solution:
@@ -169,7 +166,7 @@ def ranks_of(
     ranks: list[int] = []
     for part, known in (
         (objective, objective.ranks),
-        (constraint, SET_RANKS.get(type(constraint))),
+        (constraint, {"radius": 0, "weight": 1} if isinstance(constraint, LpBall) else None),
     ):
         if not known:
             return None

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, Face, constraint_is_shifted
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Outcome, Problem, Settings
@@ -164,8 +164,8 @@ def centred(
     objective: Objective, constraint: Constraint, x: Tensor
 ) -> tuple[Problem, Tensor, Callable[[Tensor], Tensor]]:
     """The problem in y = x − c, where a set keeps the precision of its own size; y; and y ↦ x."""
-    if not constraint_is_shifted(constraint):
+    if (found := constraint.centred()) is None:
         return Problem(objective, constraint, constraint.unbounded()), x, lambda y: y
-    inner, centre = constraint.centred()
+    inner, centre = found
     problem, y, place = centred(Translated(objective, centre), inner, x - centre)
     return problem, y, lambda y: constraint.placed(place(y))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certify
-from dfwlayer.constraints.base import Constraint, rows_of_set, scaled_set
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.engines.base import Located, Task, centred
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, is_invariant
@@ -129,7 +129,7 @@ def _part(task: Task, again: Tensor) -> Task | None:
     if again.dim() == 0:
         return None
     index = again.nonzero().squeeze(-1)
-    objective, sets = task.objective.rows(index), rows_of_set(task.constraint, index)
+    objective, sets = task.objective.rows(index), task.constraint.rows(index)
     if objective is None or sets is None:
         return None
     spent = task.settings.spent
@@ -184,7 +184,7 @@ def _in_units(run: Run, task: Task) -> Outcome | None:
     except RuntimeError:  # a function of the user's that holds tensors of another dtype
         return None
     unit, factor = _units(sizes)
-    scaled = scaled_set(constraint_there, 1 / unit)
+    scaled = constraint_there.scaled(1 / unit)
     if scaled is None:
         unit = torch.ones_like(unit)
         scaled = constraint_there

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certify
-from dfwlayer.constraints.base import RecordableFace, constraint_records
 from dfwlayer.engines import eager
 from dfwlayer.engines.base import Located, Task
 from dfwlayer.engines.careful import out_of_range
@@ -56,7 +54,7 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
     if objective.device.type != "cuda" or settings.mode != "implicit":
         return None
     able = getattr(settings.method, "recordable", False)
-    if not (able and objective.recordable and constraint_records(constraint)):
+    if not (able and objective.recordable and constraint.recordable):
         return None
     if settings.max_steps < LEAST_STEPS or settings.callback is not None:
         return None
@@ -84,8 +82,7 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
         assert value is not None and gradient is not None  # noqa: PT018
         gap, status = certify(problem, x, value, gradient, outcome.status, settings.tol)
         flags = torch.stack((suspect, unfinished.any()))
-        parts = cast("RecordableFace", face).parts()
-        return flags, x, value, gap, outcome.num_steps, status, *parts
+        return flags, x, value, gap, outcome.num_steps, status, *face.parts()
 
     how = (settings.tol, settings.max_steps, settings.verify, settings.warm)
     name = ("solve", static_of(settings.method), static_of(given), task.lead, how)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import constraint_knows_hulls
 from dfwlayer.linalg.hull import descend_over_hull
 from dfwlayer.methods.base import Outcome, Problem, Settings
 
@@ -36,10 +35,15 @@ class ActiveSet:
                 "method: 'active-set' needs a bounded set, found coordinates without a bound (of "
                 "weight zero); use 'auto'"
             )
-        hulls = constraint_knows_hulls(constraint)
+        face_of = constraint.hull_faces()
         with torch.no_grad():
             found = descend_over_hull(
-                objective, constraint.vertex, x, settings.tol, settings.max_steps, settle=hulls
+                objective,
+                constraint.vertex,
+                x,
+                settings.tol,
+                settings.max_steps,
+                settle=face_of is not None,
             )
-            face = constraint.face_of_hull(found) if constraint_knows_hulls(constraint) else None
+            face = None if face_of is None else face_of(found)
         return Outcome(found.x, found.num_steps, found.status, face=face)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, Face, rows_of_set
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.linalg.rows import dot, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Progress, Status
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
 
     def rows(self, index: Tensor) -> Problem | None:
         """The problems at these positions, None where objective or set cannot be taken apart."""
-        constraint = rows_of_set(self.constraint, index)
+        constraint = self.constraint.rows(index)
         objective = self.objective.rows(index)
         if constraint is None or objective is None:
             return None

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, constraint_steps
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -155,7 +155,7 @@ class Spectral:
 
     def _step(self, constraint: Constraint, x: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Where a step leads, and whether it is known to need no projection."""
-        if isinstance(self.alpha, Tensor) and constraint_steps(constraint):
+        if isinstance(self.alpha, Tensor):
             trial = constraint.step(x, gradient, self.alpha)
             if trial is not None:
                 return trial, False

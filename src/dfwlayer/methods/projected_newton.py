@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.constraints.base import Face, constraint_is_direct
+from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
 from dfwlayer.linalg.rows import (
@@ -114,14 +114,14 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     objective, constraint, face = problem.objective, problem.constraint, None
     if objective.isotropic:
         z = -objective.gradient(torch.zeros_like(x))
-        if x.device.type == "cpu" and constraint_is_direct(constraint):
-            x, face = constraint.nearest(z)
-        else:
-            x = constraint.project(z)
-    elif constraint_is_direct(constraint) and (square := objective.diagonal) is not None:
+        found = constraint.nearest(z) if x.device.type == "cpu" else None
+        x, face = found or (constraint.project(z), None)
+    elif (square := objective.diagonal) is not None:
         factor = square.sqrt()
+        if (stretched := constraint.stretched(factor)) is None:
+            return None
         z = -objective.gradient(torch.zeros_like(x)) / factor
-        x = constraint.stretched(factor).project(z) / factor
+        x = stretched.project(z) / factor
     else:
         return None
     one = torch.ones(x.shape[:-1], dtype=torch.long, device=x.device)

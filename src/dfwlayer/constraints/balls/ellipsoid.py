@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -11,23 +11,20 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
-from dfwlayer.constraints import parameters
+from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.lp_projection import project_lp
-from dfwlayer.constraints.balls.scaling import scaled_into
-from dfwlayer.constraints.composed.shifted import Shifted
-from dfwlayer.constraints.parameters import Kind
+from dfwlayer.constraints.base import Constraint, Face, measured
+from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
+from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import Scale
-from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 from dfwlayer.solution import Status
 
 __all__ = ["Ellipsoid"]
 
-KINDS = {"radius": Kind.NUMBER}
-
 
 @dataclass(frozen=True)
-class Ellipsoid:
+class Ellipsoid(Ball):
     """{x : ‖A(x − c)‖₂ ≤ t}.
 
     For a confidence region with covariance Σ = LLᵀ take A = L⁻¹ (or any A with AᵀA = Σ⁻¹).
@@ -41,43 +38,29 @@ class Ellipsoid:
 
     """
 
-    A: Tensor
-    centre: InitVar[float | Tensor | None] = None
-    radius: float | Tensor = 1.0
-    _bound: bool = field(default=False, repr=False, compare=False)
+    A: Tensor = matrix()
+    centre: InitVar[Value | None] = None
+    radius: Value = number(1.0, least=0, grows=True)
 
     def __new__(
         cls,
         A: Any = None,  # copies are made without arguments
-        centre: float | Tensor | None = None,
-        radius: float | Tensor = 1.0,
-        **settings: Any,
+        centre: Value | None = None,
+        radius: Value = 1.0,
     ) -> Self:
         """The ellipsoid, or one around a centre."""
-        if centre is None:
-            return super().__new__(cls)
-        return Shifted(cls(A, None, radius, **settings), centre)  # type: ignore[return-value]
+        return super().__new__(cls, A, radius=radius, centre=centre)
 
-    def __post_init__(self, centre: float | Tensor | None) -> None:
+    def __post_init__(self, centre: Value | None) -> None:
         A = self.A
         check_tensor("A", A)
         if A.dim() not in (2, 3) or not A.shape[-2] >= A.shape[-1] >= 1:
             raise ValueError(
                 f"A: expected shape (m, n) or (B, m, n) with m ≥ n ≥ 1, got {tuple(A.shape)}"
             )
-        parameters.check(self, KINDS)
-        if not isinstance(self.radius, Tensor):
-            parameters.check_not_negative("radius", self.radius)
-            check_tensors({"A": A}, half_allowed=True)
-        else:
-            check_tensors({"A": A, "radius": self.radius}, half_allowed=True)
+        super().__post_init__()
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of A (B, m, n) and radius (B,)."""
-        sizes = parameters.batch_sizes(self, KINDS, shape)
-        return sizes | ({"A": self.A.shape[0]} if self.A.dim() == 3 else {})
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Ellipsoid:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Check A against the variable."""
         n = math.prod(shape)
         if self.A.shape[-1] != n:
@@ -85,23 +68,14 @@ class Ellipsoid:
                 f"A: expected {n} columns, as the variable has shape {shape}, got shape "
                 f"{tuple(self.A.shape)}"
             )
-        check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device), "A": self.A})
-        bound = parameters.bind(self, KINDS, shape, dtype, device)
-        return replace(bound, _bound=True)
+        return super().bind(shape, dtype, device)
 
-    def float32(self) -> Ellipsoid:
-        """Half-precision parameters in float32."""
-        wide = torch.promote_types(self.A.dtype, torch.float32)
-        return parameters.float32(replace(self, A=self.A.to(wide)), KINDS)
-
-    def verified(self) -> tuple[Ellipsoid, Tensor | None]:
-        """A finite A of full rank, finite radii that are not negative."""
-        flagged = flag_nonfinite("A", self.A, 2)
-        sound = self if flagged is None else self.replace_rows(flagged)
-        scale = sound._axes.scale
+    def check_values(self) -> Tensor | None:
+        """An A of full rank."""
+        scale = self._axes.scale
         limit = 8 * scale.shape[-1] * torch.finfo(scale.dtype).eps
         ratio = scale[..., -1] / scale[..., 0]
-        flat = parameters.fault(
+        return fault(
             ~(ratio > limit),
             Status.INVALID,
             lambda: (
@@ -110,37 +84,6 @@ class Ellipsoid:
                 "that A does not see, or add rows that bound them"
             ),
         )
-        negative = parameters.check_not_negative("radius", self.radius)
-        bad = parameters.merged(parameters.flagged(self, KINDS), flagged, negative, flat)
-        return self, bad
-
-    def replace_rows(self, bad: Tensor) -> Ellipsoid:
-        """Flagged problems get the unit ball."""
-        sound = parameters.replace_rows(self, KINDS, bad, {"radius": 1.0})
-        if self.A.dim() == 2:
-            return sound
-        eye = torch.eye(*self.A.shape[-2:], dtype=self.A.dtype, device=self.A.device)
-        return replace(sound, A=torch.where(bad[:, None, None], eye, self.A))
-
-    def rows(self, index: Tensor) -> Ellipsoid:
-        """The sets of the problems at these positions."""
-        A, radius = self.A, self._radius
-        if A.dim() == 3 and len(A) > 1:
-            A = A[index]
-        if radius.dim() == 1 and len(radius) > 1:
-            radius = radius[index]
-        return replace(self, A=A, radius=radius)
-
-    def scaled(self, factor: Tensor) -> Ellipsoid:
-        """The ellipsoid with another radius."""
-        return replace(self, radius=self._radius * factor)
-
-    def start(self, like: Tensor) -> Tensor:
-        """The centre."""
-        return torch.zeros_like(like)
-
-    def unbounded(self) -> None:
-        """None: every direction is bounded."""
 
     def vertex(self, g: Tensor) -> Tensor:
         """−t (AᵀA)⁻¹g / ‖A⁻ᵀg‖, by the triangular factor of A."""
@@ -149,46 +92,39 @@ class Ellipsoid:
         size = norm(y).unsqueeze(-1)
         some = size > 0
         unit = torch.where(some, y / torch.where(some, size, 1), 0)
-        return -parameters.columns(self.radius, g) * _solve(triangle, unit, upper=True)
+        return -as_column(self.radius, g) * _solve(triangle, unit, upper=True)
 
     def lowest(self, g: Tensor) -> Tensor:
         """−t ‖A⁻ᵀg‖₂."""
-        return -self._radius * norm(_solve(self._axes.triangle.mT, g, upper=False))
+        return -tensor_of(self.radius) * norm(_solve(self._axes.triangle.mT, g, upper=False))
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The vertex, which is smooth in g by itself."""
         return self.vertex(g)
 
-    def atoms(self) -> None:
-        """None: every point of the boundary is a vertex."""
-
-    def violation(self, x: Tensor) -> Tensor:
-        """max(0, ‖Ax‖ − t)."""
-        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
-
     def retract(self, x: Tensor) -> Tensor:
         """x, scaled back where it is outside."""
         # an x rounded along a short axis may be outside again; the last room is enough for that
-        size = self._size(x.detach())
+        size, radius = self.size(x.detach()), tensor_of(self.radius)
         loss = norm(_times(self.A.detach().double().abs(), x.detach().double().abs()))
         worst = 4 + 2 * loss / torch.where(size > 0, size, 1)
-        x = scaled_into(x, size, self._radius)
+        x = scaled_into(x, size, radius)
         for units in (8.0, worst):
-            x = scaled_into(x, self._size(x.detach()), self._radius, units=units)
+            x = scaled_into(x, self.size(x.detach()), radius, units=units)
         return x
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By the secular equation along the principal axes."""
         axes = self._axes
         y = (z.unsqueeze(-2) @ axes.right).squeeze(-2)
-        radius = self._radius.detach().expand(z.shape[:-1])
+        radius = tensor_of(self.radius).detach().expand(z.shape[:-1])
         moved = project_lp(2.0, axes.scale.expand_as(y), radius, y)
         x = (moved.unsqueeze(-2) @ axes.right.mT).squeeze(-2)
         return torch.where((moved == y).all(-1, keepdim=True), z, x)
 
     def diameter(self, n: int) -> Tensor:
         """2t over the least singular value."""
-        return 2 * self._radius / self._axes.scale[..., -1]
+        return 2 * tensor_of(self.radius) / self._axes.scale[..., -1]
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> EllipsoidFace:
         """All directions but the normal, where ‖Ax‖ = t and x is pushed outwards.
@@ -196,7 +132,7 @@ class Ellipsoid:
         See `dfwlayer.linalg.scale`.
         """
         finfo = torch.finfo(x.dtype)
-        A, radius = self.A.detach(), self._radius.detach()
+        A, radius = self.A.detach(), tensor_of(self.radius).detach()
         image = _times(A, x)
         size = norm(image)
         some = size > 0
@@ -214,24 +150,13 @@ class Ellipsoid:
         active = tight & (multiplier > 0) & some
         free = (radius > 0).unsqueeze(-1).expand_as(x)
         multiplier = torch.where(active & (radius > 0), multiplier, 0)
-        return EllipsoidFace(self.A, self._radius, x, free, multiplier.unsqueeze(-1))
+        return EllipsoidFace(self.A, tensor_of(self.radius), x, free, multiplier.unsqueeze(-1))
 
-    @property
-    def _radius(self) -> Tensor:
-        radius = self.radius
-        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
-
-    @property
+    @measured
     def _axes(self) -> _Axes:
-        """Found once per solve; for a set of the user's anew, as its graph may be gone."""
-        return self._bound_axes if self._bound else _Axes.of(self.A)
+        return _Axes.of(self.A)
 
-    @cached_property
-    def _bound_axes(self) -> _Axes:
-        with torch.enable_grad():  # a method may be the first to ask, and it runs without
-            return _Axes.of(self.A)
-
-    def _size(self, x: Tensor) -> Tensor:
+    def size(self, x: Tensor) -> Tensor:
         """‖Ax‖ in double precision."""
         return norm(_times(self.A.detach().double(), x.double()))
 
@@ -252,7 +177,7 @@ class _Axes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EllipsoidFace:
+class EllipsoidFace(Face):
     """h(x; A) = ‖Ax‖₂ with ∇h = AᵀAx/h and ∇²h = (AᵀA − ∇h ∇hᵀ)/h."""
 
     A: Tensor
@@ -265,10 +190,6 @@ class EllipsoidFace:
     def bends(self) -> bool:
         """Everywhere."""
         return True
-
-    def restrict(self, v: Tensor) -> Tensor:
-        """v, or 0 for radius 0."""
-        return v * self.free
 
     @cached_property
     def normals(self) -> tuple[Tensor, ...]:
@@ -286,9 +207,6 @@ class EllipsoidFace:
         size = norm(_times(self.A.detach(), self.x)).unsqueeze(-1)
         return torch.where(self.multiplier > 0, self.multiplier / size, 0)
 
-    def curvature_diagonal(self) -> None:
-        """None: AᵀA is not diagonal."""
-
     def force(self) -> Tensor:
         """λ AᵀAx/‖Ax‖."""
         return self.multiplier * self._slope(self.A)
@@ -297,10 +215,6 @@ class EllipsoidFace:
         """‖Ax‖ − t where the constraint is active, 0 elsewhere."""
         size = norm(_times(self.A, self.x)) - self.radius
         return torch.where(self.multiplier > 0, size.unsqueeze(-1), 0)
-
-    def pinned(self) -> Tensor:
-        """0."""
-        return torch.zeros_like(self.x)
 
     def _slope(self, A: Tensor) -> Tensor:
         """AᵀAx/‖Ax‖, 0 at the centre."""

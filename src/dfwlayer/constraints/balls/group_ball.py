@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.groups import Groups
 from dfwlayer.constraints.balls.lp_ball import LpBall
-from dfwlayer.constraints.balls.scaling import scaled_into
-from dfwlayer.constraints.composed.shifted import Centred
+from dfwlayer.constraints.base import Constraint, Face, measured
+from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.linalg.rows import Scalar
 from dfwlayer.linalg.scale import Scale
 
@@ -20,7 +21,7 @@ __all__ = ["GroupBall"]
 
 
 @dataclass(frozen=True)
-class GroupBall(Centred):
+class GroupBall(Ball):
     """{x : Σ_g w_g ‖x_g‖₂ ≤ t}, which makes whole groups of coordinates zero (group lasso).
 
     Args:
@@ -36,68 +37,38 @@ class GroupBall(Centred):
     """
 
     groups: Sequence[Sequence[int]] | Sequence[int] | Tensor | Groups
-    radius: float | Tensor = 1.0
-    weight: Tensor | None = None
+    radius: Value = number(1.0, least=0, grows=True)
+    weight: Tensor | None = entries(None, numbers=False)
     _: KW_ONLY
-    centre: InitVar[float | Tensor | None] = None
-    _bound: bool = field(default=False, repr=False, compare=False)
+    centre: InitVar[Value | None] = None
 
-    def __post_init__(self, centre: float | Tensor | None) -> None:
+    def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "groups", Groups.of(self.groups))
-        ball = LpBall(1, self.radius, self.weight)  # checks the two
-        object.__setattr__(self, "radius", ball.radius)
+        LpBall(1, self.radius)  # has the words for what is wrong with a number
+        super().__post_init__()
 
     @property
     def _groups(self) -> Groups:
-        return Groups.of(self.groups)
+        assert isinstance(self.groups, Groups)
+        return self.groups
 
-    @property
+    @measured
     def _ball(self) -> LpBall:
         """The ℓ1 ball of the group norms."""
-        return self._bound_ball if self._bound else LpBall(1, self.radius, self.weight)
+        radius = tensor_of(self.radius)
+        ball = LpBall(1, radius, self.weight)
+        bound = ball.bind((self._groups.count,), radius.dtype, radius.device)
+        assert isinstance(bound, LpBall)
+        return bound
 
-    @cached_property
-    def _bound_ball(self) -> LpBall:
-        radius = torch.as_tensor(self.radius)
-        with torch.enable_grad():  # a method may be the first to ask, and it runs without
-            ball = LpBall(1, radius, self.weight)
-            return ball.bind((self._groups.count,), radius.dtype, radius.device)
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A weight for each group."""
+        return (self._groups.count,)
 
-    def _like(self, ball: LpBall, bound: bool) -> GroupBall:
-        return replace(self, radius=ball.radius, weight=ball.weight, _bound=bound)
-
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of weight (B, G) and radius (B,)."""
-        return self._ball.batch_sizes((self._groups.count,))
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> GroupBall:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Check the groups against the variable, and the parameters against the groups."""
         self._groups.check_covers(torch.Size(shape).numel())
-        return self._like(self._ball.bind((self._groups.count,), dtype, device), bound=True)
-
-    def float32(self) -> GroupBall:
-        """Half-precision parameters in float32."""
-        return self._like(self._ball.float32(), bound=False)
-
-    def verified(self) -> tuple[GroupBall, Tensor | None]:
-        """Finite weights, finite radii that are not negative."""
-        return self, self._ball.verified()[1]
-
-    def replace_rows(self, bad: Tensor) -> GroupBall:
-        """Flagged problems get weight and radius one."""
-        return self._like(self._ball.replace_rows(bad), bound=True)
-
-    def rows(self, index: Tensor) -> GroupBall:
-        """The sets of the problems at these positions."""
-        return self._like(self._ball.rows(index), bound=True)
-
-    def scaled(self, factor: Tensor) -> GroupBall:
-        """The ball with another radius."""
-        return self._like(self._ball.scaled(factor), bound=True)
-
-    def start(self, like: Tensor) -> Tensor:
-        """The centre."""
-        return torch.zeros_like(like)
+        return super().bind(shape, dtype, device)
 
     def unbounded(self) -> Tensor | None:
         """Coordinates of the groups of zero weight."""
@@ -119,18 +90,10 @@ class GroupBall(Centred):
     def _along(self, g: Tensor, length: Tensor) -> Tensor:  # (..., n), (..., G) -> (..., n)
         return self._groups.spread(length) * self._groups.units(g)
 
-    def atoms(self) -> None:
-        """None: the vertices are spheres."""
-
-    def violation(self, x: Tensor) -> Tensor:
-        """max(0, Σ_g w_g ‖x_g‖₂ − t)."""
-        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
-
-    def retract(self, x: Tensor) -> Tensor:
-        """x, scaled back where it is outside."""
+    def bounded(self) -> Tensor | None:
+        """Coordinates of the other groups."""
         unbounded = self.unbounded()
-        moved = None if unbounded is None else ~unbounded
-        return scaled_into(x, self._size(x.detach()), self._radius, moved)
+        return None if unbounded is None else ~unbounded
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """Each group shrinks to its part of the projection of the group norms."""
@@ -155,14 +118,10 @@ class GroupBall(Centred):
         if scale is not None:
             scale = Scale(*(groups.norms(part.expand_as(x)) for part in scale))
         outer = self._ball.face(norms, pull, scale)
-        return GroupFace(groups, outer.weight, self._radius, x, outer.free, outer.multiplier)
+        radius = tensor_of(self.radius)
+        return GroupFace(groups, outer.weight, radius, x, outer.free, outer.multiplier)
 
-    @property
-    def _radius(self) -> Tensor:
-        radius = self.radius
-        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
-
-    def _size(self, x: Tensor) -> Tensor:
+    def size(self, x: Tensor) -> Tensor:
         """Σ_g w_g ‖x_g‖₂ in double precision."""
         norms = self._groups.norms(x.double())
         if self.weight is not None:
@@ -171,7 +130,7 @@ class GroupBall(Centred):
 
 
 @dataclass(frozen=True)
-class GroupFace:
+class GroupFace(Face):
     """Free groups, bounded by h(x; w) = Σ_g w_g ‖x_g‖₂; see `dfwlayer.constraints.Face`.
 
     With u = x_g/‖x_g‖ in each group, ∇h = w_g u and ∇²h = w_g/‖x_g‖ (I − uuᵀ).
@@ -194,10 +153,6 @@ class GroupFace:
         """Coordinates of free groups."""
         return self.groups.spread(self.free_groups)
 
-    def restrict(self, v: Tensor) -> Tensor:
-        """v on the free groups."""
-        return v * self.free
-
     @cached_property
     def normals(self) -> tuple[Tensor, ...]:
         """∇h where the constraint is active."""
@@ -219,9 +174,6 @@ class GroupFace:
         over = torch.where(usable, self.weight.detach() / torch.where(usable, norms, 1), 0)
         return self.groups.units(self.x, norms), self.groups.spread(over) * self.multiplier
 
-    def curvature_diagonal(self) -> None:
-        """None: each group has a block."""
-
     def force(self) -> Tensor:
         """λ w_g x_g/‖x_g‖."""
         return self.multiplier * self._slope(self.weight)
@@ -231,10 +183,6 @@ class GroupFace:
         size = (self.weight * self.groups.norms(self.x)).sum(-1)
         active = torch.as_tensor(self.multiplier > 0, device=size.device)
         return torch.where(active, (size - self.radius).unsqueeze(-1), 0)
-
-    def pinned(self) -> Tensor:
-        """0."""
-        return torch.zeros_like(self.x)
 
     def _slope(self, weight: Tensor) -> Tensor:
         """w_g x_g/‖x_g‖."""

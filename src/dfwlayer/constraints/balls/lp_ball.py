@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import as_number, check_tensor
+from dfwlayer.arguments import as_number
+from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.l1_nearest import nearest_l1
 from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
-from dfwlayer.constraints.base import Atoms
-from dfwlayer.constraints.composed.shifted import Shifted
-from dfwlayer.constraints.parameters import check_not_negative, merged
+from dfwlayer.constraints.base import Atoms, measured
+from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.linalg.rows import dot, scaled_norm
 from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["LpBall"]
 
 
 @dataclass(frozen=True)
-class LpBall:
+class LpBall(Ball):
     """{x : ‖w ∘ x‖_p ≤ t}.
 
     Args:
@@ -41,94 +39,19 @@ class LpBall:
     """
 
     p: float
-    radius: float | Tensor = 1.0
-    weight: Tensor | None = None
+    radius: Value = number(1.0, least=0, grows=True)
+    weight: Tensor | None = entries(None, numbers=False)
     _: KW_ONLY
-    centre: InitVar[float | Tensor | None] = None
-    _bound: bool = field(default=False, repr=False, compare=False)
-    _bounded: bool = field(default=False, repr=False, compare=False)  # no weight is zero
+    centre: InitVar[Value | None] = None
 
-    def __new__(
-        cls,
-        p: float,
-        radius: float | Tensor = 1.0,
-        weight: Tensor | None = None,
-        *,
-        centre: float | Tensor | None = None,
-        **_private: bool,
-    ) -> Self:
-        """The ball, or one around a centre."""
-        if centre is None:
-            return super().__new__(cls)
-        return Shifted(cls(p, radius, weight, **_private), centre)  # type: ignore[return-value]
-
-    def __getnewargs__(self) -> tuple[float]:
-        """For copies."""
-        return (self.p,)
-
-    def __post_init__(self, centre: float | Tensor | None) -> None:
-        p, radius, weight = self.p, self.radius, self.weight
+    def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"
-        p = as_number("p", p, expected, kind=expected, least=1, infinite=True)
+        p = as_number("p", self.p, expected, kind=expected, least=1, infinite=True)
         object.__setattr__(self, "p", p)
-        if isinstance(radius, Tensor):
-            check_tensor("radius", radius)
-            if radius.dim() > 1:
-                raise ValueError(
-                    "radius: expected a number, a 0-d tensor or shape (B,), got "
-                    f"{tuple(radius.shape)}"
-                )
-        else:
-            kind = "a number or a tensor"
-            number = as_number("radius", radius, "a finite number ≥ 0", kind=kind, least=0)
-            object.__setattr__(self, "radius", number)
-        if weight is not None:
-            check_tensor("weight", weight, "a tensor or None")
-        named = {"weight": weight, "radius": radius}
-        tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
-        if tensors:
-            check_tensors(tensors, half_allowed=True)
-
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of weight (B, *shape) and radius (B,)."""
-        sizes = {}
-        if self.weight is not None and self.weight.dim() > len(shape):
-            sizes["weight"] = self.weight.shape[0]
-        if isinstance(self.radius, Tensor) and self.radius.dim():
-            sizes["radius"] = self.radius.shape[0]
-        return sizes
-
-    def float32(self) -> LpBall:
-        """Half-precision parameters in float32."""
-        radius, weight = self.radius, self.weight
-        if isinstance(radius, Tensor):
-            radius = radius.to(torch.promote_types(radius.dtype, torch.float32))
-        if weight is not None:
-            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return LpBall(self.p, radius, weight)
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> LpBall:
-        """Check the parameters against the variable and flatten the weight."""
-        n = math.prod(shape)
-        weight, radius = self.weight, self.radius
-        if weight is not None:
-            if weight.dim() not in (len(shape), len(shape) + 1) or (
-                tuple(weight.shape[-len(shape) :]) != shape
-            ):
-                sizes = ", ".join(str(s) for s in shape)
-                raise ValueError(
-                    f"weight: expected shape ({sizes}{',' if len(shape) == 1 else ''}) or "
-                    f"(B, {sizes}), got {tuple(weight.shape)}"
-                )
-            weight = weight.reshape(*weight.shape[: weight.dim() - len(shape)], n)
-        if not isinstance(radius, Tensor):
-            radius = torch.tensor(radius, dtype=dtype, device=device)
-        own = {"weight": weight, "radius": radius}
-        reference = torch.empty(0, dtype=dtype, device=device)
-        check_tensors(
-            {"the objective": reference} | {k: v for k, v in own.items() if v is not None}
-        )
-        return LpBall(self.p, radius, weight, _bound=True)
+        if not isinstance(self.radius, Tensor):
+            expected, kind = "a finite number ≥ 0", "a number or a tensor"
+            as_number("radius", self.radius, expected, kind=kind, least=0)
+        super().__post_init__()
 
     @property
     def recordable(self) -> bool:
@@ -137,7 +60,7 @@ class LpBall:
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, radii negative, or coordinates not bounded."""
-        radius = self._radius.detach()
+        radius = tensor_of(self.radius).detach()
         total = radius.sum()
         wrong = (radius < 0).any()
         if self.weight is not None:
@@ -146,23 +69,19 @@ class LpBall:
             wrong = wrong | self._too_far(size, radius.unsqueeze(-1)).any()
         return wrong | ~torch.isfinite(total)
 
-    def assume_bounded(self) -> LpBall:
-        """See `RecordableConstraint`."""
-        return replace(self, _bounded=True)
+    def assume_bounded(self) -> Self:
+        """With what `unbounded` would have to find out."""
+        copy = self.changed()
+        vars(copy)["_unbounded"] = None
+        return copy
 
-    def verified(self) -> tuple[LpBall, Tensor | None]:
+    def verified(self) -> tuple[Self, Tensor | None]:
         """Finite weights, finite radii that are not negative."""
-        radius = self._radius
-        if self._plain():
-            return self.assume_bounded(), None
-        bad = flag_nonfinite("radius", radius, 0)
-        if self.weight is not None:
-            bad = merged(bad, flag_nonfinite("weight", self.weight, 1))
-        return self, merged(bad, check_not_negative("radius", radius))
+        return (self.assume_bounded(), None) if self._plain() else super().verified()
 
     def _plain(self) -> bool:
         """Whether everything is finite and every coordinate bounded, told by the extremes."""
-        radius = self._radius.detach()
+        radius = tensor_of(self.radius).detach()
         if radius.numel() == 0 or (self.weight is not None and self.weight.numel() == 0):
             return False
         low, high = torch.aminmax(radius)  # NaN if there is one
@@ -174,34 +93,15 @@ class LpBall:
         reachable = high.item() / torch.finfo(radius.dtype).max
         return reachable < least.item() <= most.item() < math.inf
 
-    def replace_rows(self, bad: Tensor) -> LpBall:
-        """Flagged problems get weight and radius one."""
-        radius = torch.where(bad, 1, self._radius)
-        weight = self.weight
-        if weight is not None:
-            weight = torch.where(bad.unsqueeze(-1), 1, weight)
-        return LpBall(self.p, radius, weight, _bound=True)
-
-    def rows(self, index: Tensor) -> LpBall:
-        """The sets of the problems at these positions."""
-        radius, weight = self._radius, self.weight
-        if radius.dim() == 1 and len(radius) > 1:
-            radius = radius[index]
-        if weight is not None and weight.dim() == 2 and len(weight) > 1:
-            weight = weight[index]
-        return replace(self, radius=radius, weight=weight)
-
-    def scaled(self, factor: Tensor) -> LpBall:
-        """The ball with another radius."""
-        return LpBall(self.p, self._radius * factor, self.weight, _bound=True)
-
-    def start(self, like: Tensor) -> Tensor:
-        """The centre."""
-        return torch.zeros_like(like)
-
     def unbounded(self) -> Tensor | None:
         """Coordinates of zero weight, or whose bound t/w this dtype cannot hold."""
-        return None if self._bounded else self._geometry.unbounded
+        return self._unbounded
+
+    def bounded(self) -> Tensor | None:
+        """Coordinates whose weight is not zero."""
+        if self.weight is None or self._unbounded is None:
+            return None
+        return self.weight.detach() != 0
 
     def vertex(self, g: Tensor) -> Tensor:
         """The s in the ball with the least ⟨g, s⟩. With 1/p + 1/q = 1 and r = g/w:
@@ -243,7 +143,7 @@ class LpBall:
         """
         if self.p > 1:
             return self.vertex(g)
-        _, reach, unbounded, _ = self._geometry
+        reach, unbounded = self._geometry.reach, self._unbounded
         finfo = torch.finfo(g.dtype)
         scores = (reach * g).abs().clamp(max=finfo.max / 4)
         if unbounded is not None:
@@ -262,46 +162,25 @@ class LpBall:
             return None
         return SignedAxes(self._geometry.reach)
 
-    def violation(self, x: Tensor) -> Tensor:
-        """max(0, ‖w ∘ x‖_p − t)."""
-        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
-
-    def retract(self, x: Tensor) -> Tensor:
-        """x, scaled back onto the ball where it is outside; rounding included."""
-        finfo = torch.finfo(x.dtype)
-        at = x.detach()
-        radius, size = self._radius.detach().double(), self._size(at)
-        outside = size > radius
-        if outside.device.type == "cpu" and not bool(outside.any()):
-            return x
-        # twice eps makes room for the rounding of the product, but not for that of numbers below
-        # the normal range, which had better vanish
-        shrink = (radius / torch.where(outside, size, 1) * (1 - 2 * finfo.eps)).unsqueeze(-1)
-        inner = torch.where(at.abs() < finfo.tiny / finfo.eps, 0, (at * shrink).to(x.dtype))
-        moved = outside.unsqueeze(-1)
-        if self.weight is not None and not self._bounded:
-            moved = moved & (self.weight.detach() != 0)
-        inner = torch.where(moved, inner, at)
-        return x + (inner - at) if x.requires_grad else inner
-
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `dfwlayer.constraints.balls.lp_projection`."""
         if self.p == 1:
-            return project_l1(self._axis_bounds if self._bound else self._measure_axes(), z, near)
-        weight = self._sizes.detach().expand_as(z)
-        bounded = None if self.unbounded() is None else weight > 0
-        return project_lp(self.p, weight, self._radius.detach().expand(z.shape[:-1]), z, bounded)
+            return project_l1(self._axis_bounds, z, near)
+        weight = self._geometry.size.detach().expand_as(z)
+        bounded = None if self._unbounded is None else weight > 0
+        radius = tensor_of(self.radius).detach().expand(z.shape[:-1])
+        return project_lp(self.p, weight, radius, z, bounded)
 
     def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
-        """See `SteppingConstraint`; for p = 1."""
-        if self.p != 1 or not self._bound or not kernels.take(x) or self.unbounded() is not None:
+        """For p = 1."""
+        if self.p != 1 or not kernels.take(x) or self._unbounded is not None:
             return None
         omega, inverse, _, length, _ = self._axis_bounds
         return kernels.step_l1(x, gradient, curvature, omega, inverse, length)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
-        _, reach, unbounded, _ = self._geometry
+        reach, unbounded = self._geometry.reach, self._unbounded
         reach = reach.expand(*reach.shape[:-1], n)
         if self.p <= 2:
             order = torch.inf
@@ -312,77 +191,64 @@ class LpBall:
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> LpFace:
         """See `dfwlayer.constraints.balls.lp_face.lp_face`."""
-        return lp_face(self.p, self._sizes, self._radius, x, g, scale, self.unbounded())
+        weight, radius = self._geometry.size, tensor_of(self.radius)
+        return lp_face(self.p, weight, radius, x, g, scale, self._unbounded)
 
     def stretched(self, factor: Tensor) -> LpBall:
         """The ball with weights w/factor."""
         weight = 1 / factor if self.weight is None else self.weight.detach() / factor
-        return LpBall(self.p, self._radius.detach(), weight, _bound=True)
+        return self.changed(radius=tensor_of(self.radius).detach(), weight=weight)
 
     def nearest(self, z: Tensor) -> tuple[Tensor, LpFace]:
         """The projection of z and its face, which for p = 1 is plain from it."""
         if self.p == 1:
             weight = None if self.weight is None else self.weight.detach().numpy()
-            found = nearest_l1(z.numpy(), weight, self._radius.detach().numpy())
+            radius = tensor_of(self.radius).detach()
+            found = nearest_l1(z.numpy(), weight, radius.numpy())
             if found is not None:
-                size = self._radius.detach().unsqueeze(-1)
                 x, *parts = map(torch.from_numpy, found)
-                return x, self.face_of(x, (*parts, size))
+                return x, self.face_of(x, (*parts, radius.unsqueeze(-1)))
         x = self.retract(self.project(z))
         scale = scale_of_terms(torch.ones_like(z[..., :1]), x, z.abs())
         return x, self.face(x, x - z, scale)
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
-        """See `RecordableConstraint`."""
+        """See `Constraint`."""
         free, multiplier, normal, size = parts
         weight = torch.ones_like(x[..., :1]) if self.weight is None else self.weight
-        return LpFace(self.p, weight, self._radius, x, free, multiplier, normal, size)
+        radius = tensor_of(self.radius)
+        return LpFace(self.p, weight, radius, x, free, multiplier, normal, size)
 
-    @property
-    def _sizes(self) -> Tensor:
-        """|w|, (1,), (n,) or (B, n)."""
-        return self._geometry.size
-
-    @property
-    def _radius(self) -> Tensor:
-        radius = self.radius
-        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
-
-    @property
-    def _geometry(self) -> _Geometry:
-        """Found once per solve; a set of the user's is measured anew, as its graph may be gone."""
-        return self._bound_geometry if self._bound else self._measure()
-
-    @cached_property
-    def _bound_geometry(self) -> _Geometry:
-        with torch.enable_grad():  # a method may be the first to ask, and it runs without
-            return self._measure()
-
-    def _measure(self) -> _Geometry:
-        radius = self._radius.unsqueeze(-1)
+    @measured
+    def _unbounded(self) -> Tensor | None:
         if self.weight is None:
-            return _Geometry(torch.ones_like(radius), radius, None, None)
+            return None
+        radius = tensor_of(self.radius).detach().unsqueeze(-1)
+        mask = self._too_far(self.weight.detach().abs(), radius)
+        return mask if bool(mask.any()) else None
+
+    @measured
+    def _geometry(self) -> _Geometry:
+        radius, unbounded = tensor_of(self.radius).unsqueeze(-1), self._unbounded
+        if self.weight is None:
+            return _Geometry(torch.ones_like(radius), radius, None)
         size = self.weight.abs()
-        const, t = size.detach(), radius.detach()
-        unbounded = None if self._bounded else self._too_far(const, t)
-        if unbounded is None or not bool(unbounded.any()):
-            return _Geometry(size, radius / size, None, const.amin(-1, keepdim=True) / size)
+        const = size.detach()
+        if unbounded is None:
+            return _Geometry(size, radius / size, const.amin(-1, keepdim=True) / size)
         reach = torch.where(unbounded, 0, radius / torch.where(unbounded, 1, size))
         least = torch.where(unbounded, torch.inf, const).amin(-1, keepdim=True)
         least = torch.where(torch.isfinite(least), least, 1)
         pull = torch.where(unbounded, 0, least / torch.where(unbounded, 1, size))
-        return _Geometry(size, reach, unbounded, pull)
+        return _Geometry(size, reach, pull)
 
-    @cached_property
+    @measured
     def _axis_bounds(self) -> AxisBounds:
-        return self._measure_axes()
-
-    def _measure_axes(self) -> AxisBounds:
-        radius = self._radius.detach().unsqueeze(-1)
+        radius = tensor_of(self.radius).detach().unsqueeze(-1)
         if self.weight is None:
             one = torch.ones_like(radius)
             return AxisBounds(one, one, one, radius, None)
-        size, unbounded = self._sizes.detach(), self.unbounded()
+        size, unbounded = self._geometry.size.detach(), self._unbounded
         unit = size.amax(-1, keepdim=True)
         if unbounded is not None:
             unit = torch.where(unit > 0, unit, 1)
@@ -406,8 +272,8 @@ class LpBall:
         pull = self._geometry.pull
         return g if pull is None else g * pull
 
-    def _size(self, x: Tensor) -> Tensor:
-        """‖w ∘ x‖_p in double precision, so that measuring does not add rounding in float32."""
+    def size(self, x: Tensor) -> Tensor:
+        """‖w ∘ x‖_p in double precision."""
         weighted = x.double()
         if self.weight is not None:
             weighted = weighted * self.weight.detach()
@@ -420,5 +286,4 @@ class _Geometry(NamedTuple):
 
     size: Tensor  # |w|, (1,), (n,) or (B, n)
     reach: Tensor  # t/|w|, (1,), (n,) or (B, n), zero where unbounded
-    unbounded: Tensor | None  # mask, None if every coordinate is bounded
     pull: Tensor | None  # 1/|w| times the least |w|, zero where unbounded; None for ones

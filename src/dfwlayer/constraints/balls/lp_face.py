@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.face import Face
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -112,7 +113,7 @@ def _free(
 
 
 @dataclass(frozen=True)
-class LpFace:
+class LpFace(Face):
     """A face of the ℓp ball with h(x; w) = ‖w ∘ x‖_p; see `dfwlayer.constraints.Face`."""
 
     p: float
@@ -129,17 +130,13 @@ class LpFace:
         """∇h."""
         return (self.normal,)
 
-    def restrict(self, v: Tensor) -> Tensor:
-        """v on the free coordinates."""
-        return v * self.free
-
     @property
     def bends(self) -> bool:
         """For 1 < p < ∞."""
         return self.p not in (1, torch.inf)
 
     def parts(self) -> tuple[Tensor, ...]:
-        """See `dfwlayer.constraints.base.RecordableFace`."""
+        """See `Face`."""
         multiplier, size = (torch.as_tensor(v) for v in (self.multiplier, self.size))
         return self.free, multiplier, self.normal, size
 

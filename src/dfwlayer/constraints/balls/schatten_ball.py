@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_sizes
+from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.leading import LARGE, low_rank, norm_bound, shrunk, top_pair
 from dfwlayer.constraints.balls.lp_ball import LpBall
-from dfwlayer.constraints.balls.scaling import scaled_into
 from dfwlayer.constraints.balls.schatten_face import SchattenFace, SpectralFace
 from dfwlayer.constraints.balls.singular import Factors, factors, spectral_function
-from dfwlayer.constraints.composed.shifted import Centred
+from dfwlayer.constraints.base import Constraint, measured
+from dfwlayer.constraints.parameters import Value, number, tensor_of
+from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.linalg.rows import scaled_norm
 from dfwlayer.linalg.scale import Scale
 
@@ -42,7 +44,7 @@ def SpectralBall(  # noqa: N802
 
 
 @dataclass(frozen=True)
-class SchattenBall(Centred):
+class SchattenBall(Ball):
     """{X : ‖σ(X)‖_p ≤ t} over matrices X with singular values σ(X).
 
     p = 1 is the nuclear norm (`NuclearBall`), p = 2 the Frobenius norm and p = ∞ the operator
@@ -58,40 +60,36 @@ class SchattenBall(Centred):
     """
 
     p: float
-    radius: float | Tensor = 1.0
+    radius: Value = number(1.0, least=0, grows=True)
     shape: tuple[int, int] | None = None
     _: KW_ONLY
-    centre: InitVar[float | Tensor | None] = None
-    _bound: bool = field(default=False, repr=False, compare=False)
+    centre: InitVar[Value | None] = None
 
-    def __post_init__(self, centre: float | Tensor | None) -> None:
-        ball = LpBall(self.p, self.radius)  # checks the two
-        object.__setattr__(self, "p", ball.p)
-        object.__setattr__(self, "radius", ball.radius)
+    variable_dims: ClassVar[int] = 2
+
+    def __post_init__(self, centre: Value | None) -> None:
+        object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
+        super().__post_init__()
         if self.shape is not None:
             shape = as_sizes("shape", self.shape, "(rows, columns)")
             if len(shape) != 2:
                 raise ValueError(f"shape: expected (rows, columns), got {shape}")
             object.__setattr__(self, "shape", shape)
 
-    @property
+    @measured
     def _ball(self) -> LpBall:
         """The ball of the singular values."""
-        return self._bound_ball if self._bound else LpBall(self.p, self.radius)
+        radius = tensor_of(self.radius)
+        bound = LpBall(self.p, radius).bind((min(self._shape),), radius.dtype, radius.device)
+        assert isinstance(bound, LpBall)
+        return bound
 
-    @cached_property
-    def _bound_ball(self) -> LpBall:
-        radius, shape = self._radius, self.shape or (1, 1)
-        with torch.enable_grad():  # a method may be the first to ask, and it runs without
-            return LpBall(self.p, radius).bind((min(shape),), radius.dtype, radius.device)
+    @property
+    def _shape(self) -> tuple[int, int]:
+        assert self.shape is not None
+        return self.shape
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of the radius (B,)."""
-        return self._ball.batch_sizes(shape)
-
-    def bind(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> SchattenBall:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Over flattened matrices of that shape."""
         own = self.shape
         if (own is None and len(shape) != 2) or (
@@ -103,36 +101,8 @@ class SchattenBall(Centred):
                 f"and {found}; give an objective with a variable (rows, columns), or say how its "
                 "entries make a matrix with shape=(rows, columns)"
             )
-        bound = LpBall(self.p, self.radius).bind((1,), dtype, device)
-        rows, columns = shape if own is None else own
-        return replace(self, radius=bound.radius, shape=(rows, columns), _bound=True)
-
-    def float32(self) -> SchattenBall:
-        """A half-precision radius in float32."""
-        return replace(self, radius=self._ball.float32().radius)
-
-    def verified(self) -> tuple[SchattenBall, Tensor | None]:
-        """Finite radii that are not negative."""
-        return self, self._ball.verified()[1]
-
-    def replace_rows(self, bad: Tensor) -> SchattenBall:
-        """Flagged problems get radius one."""
-        return replace(self, radius=self._ball.replace_rows(bad).radius)
-
-    def rows(self, index: Tensor) -> SchattenBall:
-        """The sets of the problems at these positions."""
-        return replace(self, radius=self._ball.rows(index).radius)
-
-    def scaled(self, factor: Tensor) -> SchattenBall:
-        """The ball with another radius."""
-        return replace(self, radius=self._ball.scaled(factor).radius)
-
-    def start(self, like: Tensor) -> Tensor:
-        """The centre."""
-        return torch.zeros_like(like)
-
-    def unbounded(self) -> None:
-        """None: every entry is bounded."""
+        shaped = self.changed(shape=shape) if own is None else self
+        return super(SchattenBall, shaped).bind(shape, dtype, device)
 
     def vertex(self, g: Tensor) -> Tensor:
         """−U diag(s) Vᵀ for g = U diag(σ) Vᵀ, with −s the vertex of the ℓp ball for σ.
@@ -154,7 +124,7 @@ class SchattenBall(Centred):
         matrix = self._matrix(g)
         if self._thin(matrix) and bool(torch.isfinite(g.sum())):
             largest = norm_bound(matrix, top_pair(matrix).values[..., 0])
-            return -self._radius * largest.to(g.dtype)
+            return -tensor_of(self.radius) * largest.to(g.dtype)
         return self._ball.lowest(factors(matrix).values)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
@@ -164,7 +134,7 @@ class SchattenBall(Centred):
         """
         if self.p != 1:
             return self.vertex(g)
-        t = self._radius.unsqueeze(-1)
+        t = tensor_of(self.radius).unsqueeze(-1)
 
         def profile(values: Tensor) -> Tensor:
             finfo = torch.finfo(values.dtype)
@@ -178,19 +148,12 @@ class SchattenBall(Centred):
 
         return self._flat(spectral_function(self._matrix(g), profile))
 
-    def atoms(self) -> None:
-        """None: the vertices are infinitely many."""
-
-    def violation(self, x: Tensor) -> Tensor:
-        """max(0, ‖σ(x)‖_p − t)."""
-        return (self._size(x) - self._radius.double()).clamp_min(0).to(x.dtype)
-
     def retract(self, x: Tensor) -> Tensor:
         """x, scaled back where it is outside."""
         # rounding the entries of x changes all singular values, those that were zero too
         rounding = 4 + 2 * min(self._matrix(x).shape[-2:]) ** 0.5
         for units in (2.0, rounding):
-            x = scaled_into(x, self._size(x.detach()), self._radius, units=units)
+            x = scaled_into(x, self.size(x.detach()), tensor_of(self.radius), units=units)
         return x
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
@@ -208,8 +171,7 @@ class SchattenBall(Centred):
 
     def diameter(self, n: int) -> Tensor:
         """2t for p ≤ 2, 2t k^(1/2 − 1/p) with k = min(r, c) beyond."""
-        count = min(self.shape) if self.shape is not None else n
-        return self._ball.diameter(count)
+        return self._ball.diameter(min(self._shape))
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> SchattenFace | SpectralFace:
         """The rank of x, or the singular values at the bound, told like a face of the ℓp ball.
@@ -227,14 +189,15 @@ class SchattenBall(Centred):
             unit = torch.finfo(x.dtype).eps * (at.left.shape[-2] + at.right.shape[-2])
             scale = scale.noisier(scale.curvature * unit * at.values[..., :1])
         outer = self._ball.face(at.values, pull, scale)
-        frozen = (self._radius.detach() == 0).unsqueeze(-1).expand_as(x[..., :1])
+        radius = tensor_of(self.radius)
+        frozen = (radius.detach() == 0).unsqueeze(-1).expand_as(x[..., :1])
         if self.p == torch.inf:
             held = ~outer.free & ~frozen
             between = -at.left.mT @ slope @ at.right
             between = torch.where(held.unsqueeze(-1) & held.unsqueeze(-2), between, 0)
             strength, axes = torch.linalg.eigh(0.5 * (between + between.mT))
             inside = (axes * strength.clamp_min(0).unsqueeze(-2)) @ axes.mT
-            return SpectralFace(self._radius, x, at, held, inside, frozen)
+            return SpectralFace(radius, x, at, held, inside, frozen)
         multiplier = torch.as_tensor(outer.multiplier, dtype=x.dtype, device=x.device)
         multiplier = torch.where(frozen, 0, multiplier)
         size = torch.as_tensor(outer.size, dtype=x.dtype, device=x.device)
@@ -247,7 +210,7 @@ class SchattenBall(Centred):
         mask = alive.unsqueeze(-2)
         at = Factors(at.left * mask, torch.where(alive, at.values, 1), at.right * mask)
         outside = self._outside(at, slope, alive, size, multiplier) if self.p < 2 else None
-        return SchattenFace(self.p, self._radius, x, at, alive, size, multiplier, outside, frozen)
+        return SchattenFace(self.p, radius, x, at, alive, size, multiplier, outside, frozen)
 
     def _outside(
         self, at: Factors, slope: Tensor, alive: Tensor, size: Tensor, multiplier: Tensor
@@ -278,7 +241,7 @@ class SchattenBall(Centred):
         values = at.values
         unit = torch.finfo(values.dtype).eps * (at.left.shape[-2] + at.right.shape[-2])
         values = torch.where(values > 4 * unit * values[..., :1], values, 0)
-        t = self._radius.detach().unsqueeze(-1)
+        t = tensor_of(self.radius).detach().unsqueeze(-1)
         size = values if self.p == torch.inf else scaled_norm(values, self.p).unsqueeze(-1)
         near = (size - t).abs() <= 16 * unit * t
         factor = torch.where(near & (size > 0), t / torch.where(size > 0, size, 1), 1)
@@ -286,7 +249,7 @@ class SchattenBall(Centred):
 
     def _turned(self, at: Factors, slope: Tensor) -> Factors:
         """Among equal singular values at the bound, the vectors for which Λ is diagonal."""
-        t = self._radius.detach().unsqueeze(-1)
+        t = tensor_of(self.radius).detach().unsqueeze(-1)
         held = at.values >= t * (1 - torch.finfo(t.dtype).eps ** 0.5)
         both = held.unsqueeze(-1) & held.unsqueeze(-2)
         between = -at.left.mT @ slope @ at.right
@@ -299,12 +262,7 @@ class SchattenBall(Centred):
         axes = torch.where(both, axes, eye)
         return at._replace(left=at.left @ axes, right=at.right @ axes)
 
-    @property
-    def _radius(self) -> Tensor:
-        radius = self.radius
-        return radius if isinstance(radius, Tensor) else torch.tensor(radius)
-
-    def _size(self, x: Tensor) -> Tensor:
+    def size(self, x: Tensor) -> Tensor:
         """‖σ(x)‖_p in double precision."""
         matrix = self._matrix(x.double())
         found = low_rank(matrix) if self._thin(matrix) else None
@@ -315,9 +273,7 @@ class SchattenBall(Centred):
         return found.at.values.sum(-1) + rest
 
     def _matrix(self, x: Tensor) -> Tensor:
-        if not self._bound or self.shape is None:
-            return x
-        return x.reshape(*x.shape[:-1], *self.shape)
+        return x.reshape(*x.shape[:-1], *self._shape)
 
     def _flat(self, x: Tensor) -> Tensor:
-        return x.flatten(-2) if self._bound else x
+        return x.flatten(-2)

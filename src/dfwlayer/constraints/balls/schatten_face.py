@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.singular import Factors, divided_differences, split
+from dfwlayer.constraints.face import Face
 
 __all__ = ["SchattenFace", "SpectralFace"]
 
@@ -16,7 +17,7 @@ TIE = 1e-5  # relative difference of singular values below which the mean slope 
 
 
 @dataclass(frozen=True)
-class SchattenFace:
+class SchattenFace(Face):
     """h(X) = ‖σ(X)‖_p for 1 ≤ p < ∞, on all matrices or, for p < 2, on those of X's rank.
 
     With X = U diag(σ) Vᵀ of rank k and φ = (σ/h)^(p−1), ∇h = U diag(φ) Vᵀ. A direction D is
@@ -36,10 +37,6 @@ class SchattenFace:
     multiplier: Tensor  # (..., 1), 0 where the constraint is not active
     outside: Tensor | None  # (..., r, c), W; None for p ≥ 2
     frozen: Tensor  # (..., 1), radius 0
-
-    @property
-    def free(self) -> None:
-        """None: the face is not aligned with the axes."""
 
     @property
     def bends(self) -> bool:
@@ -90,9 +87,6 @@ class SchattenFace:
             out = out + (self.multiplier / self.size).unsqueeze(-1) * rest
         return self._flat(out)
 
-    def curvature_diagonal(self) -> None:
-        """None: C mixes rows and columns."""
-
     def force(self) -> Tensor:
         """λ∇h, which does not depend on the radius."""
         return self.multiplier * self.normals[0]
@@ -100,10 +94,6 @@ class SchattenFace:
     def excess(self) -> Tensor:
         """h − t where the constraint is active, 0 elsewhere."""
         return torch.where(self._active, self.size - self.radius.unsqueeze(-1), 0)
-
-    def pinned(self) -> Tensor:
-        """0."""
-        return torch.zeros_like(self.x)
 
     @property
     def _active(self) -> Tensor:
@@ -139,11 +129,12 @@ def _spanned(left: Tensor, across: Tensor, down: Tensor, right: Tensor) -> Tenso
 
 
 @dataclass(frozen=True)
-class SpectralFace:
+class SpectralFace(Face):
     """max σ(X) ≤ t with some singular values at the bound: X = t U₁V₁ᵀ + the rest.
 
-    The symmetric part of U₁ᵀDV₁ is pinned. Its multiplier is Λ = −U₁ᵀgV₁ ⪰ 0, g = ∇f(X). For
-    the singular values to stay at t in second order, that part has to move by −1/2t times
+    The symmetric part of U₁ᵀDV₁ is pinned, and no constraint is left beside that. Its multiplier
+    is Λ = −U₁ᵀgV₁ ⪰ 0, g = ∇f(X). For the singular values to stay at t in second order, that part
+    has to move by −1/2t times
 
         AᵀA + Σ_j t (t b bᵀ + t e eᵀ + σ_j (b eᵀ + e bᵀ)) / (t² − σ_j²),
 
@@ -159,18 +150,9 @@ class SpectralFace:
     frozen: Tensor  # (..., 1), radius 0
 
     @property
-    def free(self) -> None:
-        """None: the face is not aligned with the axes."""
-
-    @property
     def bends(self) -> bool:
         """Where singular values are held."""
         return True
-
-    @property
-    def normals(self) -> tuple[Tensor, ...]:
-        """None beside the pinned directions."""
-        return ()
 
     def restrict(self, v: Tensor) -> Tensor:
         """v without the symmetric part of U₁ᵀvV₁."""
@@ -199,17 +181,6 @@ class SpectralFace:
         core = inside + pull @ mixed * rate.unsqueeze(-2) + rate.unsqueeze(-1) * mixed_below @ pull
         out = left @ (core @ right.mT + pull @ across / t) + (down @ pull / t) @ right.mT
         return out.flatten(-2)
-
-    def curvature_diagonal(self) -> None:
-        """None: C mixes rows and columns."""
-
-    def force(self) -> Tensor:
-        """0: what holds x is among the pinned directions."""
-        return torch.zeros_like(self.x)
-
-    def excess(self) -> Tensor:
-        """No constraint beside the pinned directions."""
-        return torch.zeros_like(self.x[..., :0])
 
     def pinned(self) -> Tensor:
         """t U₁V₁ᵀ."""

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_flag, as_integer, check_tensor
-from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.perturbed import mean_vertex
+from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.hull import Descent, descend_over_hull, span
 from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import ROUNDING, Scale
@@ -23,7 +25,7 @@ MOST = 1000  # calls of the oracle for one projection
 
 
 @dataclass(frozen=True, init=False)
-class CustomSet:
+class CustomSet(Constraint):
     """The convex hull of whatever ``vertex`` returns: a shortest path, a matching, a schedule.
 
     The default method is then "active-set". The implicit gradient is that of the solution on the
@@ -61,43 +63,24 @@ class CustomSet:
             )
         batched = as_flag("batched", batched)
         samples = as_integer("samples", samples, 1)
-        for name, value in (("vertex_of", vertex), ("batched", batched), ("samples", samples)):
-            object.__setattr__(self, name, value)
+        given = {"vertex_of": vertex, "batched": batched, "samples": samples}
+        vars(self).update(given, shape=None, dtype=None)
 
     @property
     def preferred_method(self) -> str:
         """What "auto" means for it."""
         return "active-set"
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """None: what ``vertex`` holds is its own affair."""
-        return {}
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> CustomSet:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Remember the shape and the dtype of the variable, which ``vertex`` is made for."""
-        copy = CustomSet(self.vertex_of, batched=self.batched, samples=self.samples)
-        object.__setattr__(copy, "shape", shape)
-        object.__setattr__(copy, "dtype", dtype)
-        return copy
+        return super(CustomSet, self.changed(shape=shape, dtype=dtype)).bind(shape, dtype, device)
 
-    def float32(self) -> CustomSet:
-        """Itself."""
-        return self
-
-    def verified(self) -> tuple[CustomSet, None]:
-        """Vertices are checked as they come."""
-        return self, None
-
-    def replace_rows(self, bad: Tensor) -> CustomSet:
-        """Itself."""
-        return self
+    def rows(self, index: Tensor) -> None:
+        """None: what ``vertex`` holds of single problems is its own affair."""
 
     def start(self, like: Tensor) -> Tensor:
         """The vertex for the cost zero."""
         return self.vertex(torch.zeros_like(like))
-
-    def unbounded(self) -> None:
-        """None."""
 
     def vertex(self, g: Tensor) -> Tensor:
         """What the function returns for the cost g, flattened."""
@@ -111,18 +94,9 @@ class CustomSet:
             points = torch.stack([self._checked(self.vertex_of(cost), cost) for cost in costs])
         return points.reshape(g.shape).to(g.dtype)
 
-    def lowest(self, g: Tensor) -> Tensor:
-        """⟨g, vertex⟩."""
-        return dot(g, self.vertex(g))
-
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The mean of the vertices for g + τ·noise, always the same noise."""
-        soft: Tensor = _Perturbed.apply(g, temperature, self)  # type: ignore[no-untyped-call]
-        return soft
-
-    def atoms(self) -> Atoms | None:
-        """None: nobody knows how many there are."""
-        return None
+        return mean_vertex(self.vertex, g, temperature, self.samples)
 
     def violation(self, x: Tensor) -> Tensor:
         """The distance to the projection."""
@@ -130,8 +104,7 @@ class CustomSet:
 
     def retract(self, x: Tensor) -> Tensor:
         """The projection, as a constant shift for autograd."""
-        nearest = self.project(x.detach())
-        return x + (nearest - x.detach()) if x.requires_grad else nearest
+        return moved_to(x, self.project(x.detach()))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By as many calls of ``vertex`` as it takes."""
@@ -152,6 +125,10 @@ class CustomSet:
         terms = terms.double()
         found = self._nearest(x)._replace(x=x, gradient=g, terms=terms)
         return self.face_of_hull(found)
+
+    def hull_faces(self) -> Callable[[Descent], Face]:
+        """By the vertices in use."""
+        return self.face_of_hull
 
     def face_of_hull(self, found: Descent) -> HullFace:
         """The affine hull of all points s of the set with ⟨g, s − x⟩ = 0, g = ∇f(x).
@@ -230,67 +207,14 @@ def _onto(basis: Tensor, v: Tensor) -> Tensor:  # (..., n, r), (..., n) -> (...,
     return (basis @ (basis.mT @ v.unsqueeze(-1))).squeeze(-1)
 
 
-class _Perturbed(torch.autograd.Function):
-    """E vertex(g + τZ), whose derivative is E (vertex(g + τZ) − vertex(g)) Zᵀ / τ."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, temperature: float, constraint: CustomSet) -> Tensor:
-        size = max(temperature, torch.finfo(g.dtype).tiny)
-        generator = torch.Generator().manual_seed(0)
-        shape = (constraint.samples, g.shape[-1])
-        noise = torch.randn(shape, generator=generator, dtype=g.dtype).to(g.device)
-        points = torch.stack([constraint.vertex(g + size * z) for z in noise])
-        ctx.size = size
-        ctx.save_for_backward(noise, points - constraint.vertex(g))
-        return points.mean(0)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
-        noise, moves = ctx.saved_tensors
-        share = dot(moves, v) / (ctx.size * len(noise))  # (samples, ...)
-        return torch.tensordot(share, noise, ([0], [0])), None, None
-
-
 @dataclass(frozen=True)
-class HullFace:
+class HullFace(Face):
     """The affine hull of points; see `dfwlayer.constraints.Face`."""
 
     x: Tensor
     directions: Tensor  # (..., n, r), orthonormal columns, or zero
     multiplier: Tensor  # (..., 0), there is no other constraint
 
-    @property
-    def free(self) -> None:
-        return None
-
     def restrict(self, v: Tensor) -> Tensor:
         """Onto the directions."""
         return _onto(self.directions, v)
-
-    @property
-    def bends(self) -> bool:
-        return False
-
-    @property
-    def normals(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def curvature(self, v: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(v)
-
-    def curvature_diagonal(self) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(self.x)
-
-    def force(self) -> Tensor:
-        """Zero: there are no parameters."""
-        return torch.zeros_like(self.x)
-
-    def excess(self) -> Tensor:
-        """Of no constraint."""
-        return self.x[..., :0]
-
-    def pinned(self) -> Tensor:
-        """Zero, likewise."""
-        return torch.zeros_like(self.x)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints import parameters
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.parameters import Kind, Kinds, Value, columns, fault, merged, rows
+from dfwlayer.constraints.parameters import (
+    Value,
+    as_column,
+    as_entries,
+    entries,
+    fault,
+    merged,
+    number,
+    tensor_of,
+)
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse
 from dfwlayer.constraints.polyhedra.knapsack import (
@@ -26,6 +34,7 @@ from dfwlayer.constraints.polyhedra.l1_box import L1Box
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
+from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.rows import any_row, common_shape
 from dfwlayer.linalg.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
@@ -53,12 +62,8 @@ class PlaneCut(PolyhedralSet):
     """
 
     constraint: Constraint
-    normal: Value = 1.0
-    level: Value = 1.0
-
-    kinds: ClassVar[Kinds] = {"normal": Kind.ENTRIES, "level": Kind.NUMBER}
-    harmless: ClassVar[Mapping[str, float]] = {"normal": 0.0, "level": 0.0}
-    lengths: ClassVar[frozenset[str]] = frozenset(("level",))
+    normal: Value = entries(1.0, harmless=0.0)
+    level: Value = number(1.0, harmless=0.0, grows=True)
 
     def __post_init__(self) -> None:
         base = self.constraint
@@ -73,7 +78,7 @@ class PlaneCut(PolyhedralSet):
                 "constraint: expected Box, CappedSimplex, KSparse, L1Box, Simplex or LpBall with "
                 f"p = 1, got {found}"
             )
-        parameters.check(self, self.kinds)
+        super().__post_init__()
 
     @property
     def base(self) -> Base:
@@ -84,46 +89,36 @@ class PlaneCut(PolyhedralSet):
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
         facets = self.base.facets(like)
-        normal = rows(self.normal, like)
+        normal = as_entries(self.normal, like)
         normal = normal if normal.dim() else normal.unsqueeze(-1)
-        equation = Equation(normal, columns(self.level, like))
+        equation = Equation(normal, as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
 
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of S, of the normal (B, *shape) and of the level (B,)."""
         return self.base.batch_sizes(shape) | super().batch_sizes(shape)
 
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlaneCut:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """See `Constraint`."""
-        bound = replace(self, constraint=self.base.bind(shape, dtype, device))
-        return parameters.bind(bound, self.kinds, shape, dtype, device)
+        inner = self.changed(constraint=self.base.bind(shape, dtype, device))
+        return super(PlaneCut, inner).bind(shape, dtype, device)
 
-    def float32(self) -> PlaneCut:
-        """See `Constraint`."""
-        return parameters.float32(replace(self, constraint=self.base.float32()), self.kinds)
-
-    def verified(self) -> tuple[PlaneCut, Tensor | None]:
+    def verified(self) -> tuple[Self, Tensor | None]:
         """Finite parameters, and a plane that meets S."""
         _, bad = self.base.verified()
-        bad = merged(bad, parameters.flagged(self, self.kinds))
         sound = self if bad is None else self.replace_rows(bad != 0)
-        return self, merged(bad, sound.check_values())
+        return self, merged(bad, super(PlaneCut, sound).verified()[1])
 
-    def replace_rows(self, bad: Tensor) -> PlaneCut:
-        """Flagged problems get a plane that is everything."""
-        sound = replace(self, constraint=self.base.replace_rows(bad))
-        return parameters.replace_rows(sound, self.kinds, bad, self.harmless)
-
-    def rows(self, index: Tensor) -> PlaneCut:
-        """See `PolyhedralSet`."""
-        return replace(super().rows(index), constraint=self.base.rows(index))
-
-    def scaled(self, factor: Tensor) -> PlaneCut:
-        """See `PolyhedralSet`."""
-        return replace(super().scaled(factor), constraint=self.base.scaled(factor))
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        inner = ask(self.constraint)
+        return None if inner is None else self.changed(constraint=inner, **values)
 
     def check_values(self) -> Tensor | None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
+        if not self.bound:
+            return None
         unbounded = self.base.unbounded()
         if unbounded is not None:
             loose = fault(
@@ -136,7 +131,7 @@ class PlaneCut(PolyhedralSet):
             )
             assert loose is not None
             return merged(loose, self.replace_rows(loose != 0).check_values())
-        facets = self.facets(torch.as_tensor(self.normal)).detach()
+        facets = self.facets(tensor_of(self.normal)).detach()
         normal, level = facets.equations[-1]
         shape = common_shape(*(part.shape for part in facets.tensors()))
         slope = normal.expand(shape)
@@ -215,7 +210,7 @@ class PlaneCut(PolyhedralSet):
         moved = clipped((inner + step * along).to(x.dtype), lower, upper)
         moved = self._between(self._drawn_in(moved))
         moved = torch.where(exact, at, moved)
-        return x + (moved - at) if x.requires_grad else moved
+        return moved_to(x, moved)
 
     def _between(self, x: Tensor) -> Tensor:
         """x in S, and where it is off the plane, the point between it and one on the other side.

@@ -8,22 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_sizes
-from dfwlayer.constraints import parameters
-from dfwlayer.constraints.base import (
-    Atoms,
-    Constraint,
-    Face,
-    constraint_is_shifted,
-    rows_of_set,
-    scaled_set,
-)
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
+from dfwlayer.constraints.parameters import merged
 from dfwlayer.linalg.rows import common_shape
 from dfwlayer.linalg.scale import Scale
 
@@ -31,7 +24,7 @@ __all__ = ["Product"]
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Constraint):
     """S_1 × … × S_m: the first block of the variable in S_1, the next one in S_2, and so on.
 
     Args:
@@ -55,7 +48,7 @@ class Product:
                 f"sizes: expected one for each of the sets, got {len(sizes)} for {len(sets)} sets"
             )
         for i, part in enumerate(sets):
-            if isinstance(part, type) or not hasattr(part, "vertex"):
+            if not isinstance(part, Constraint):
                 raise ValueError(
                     f"sets[{i}]: expected a set such as LpBall, got {type(part).__name__}"
                 )
@@ -70,7 +63,7 @@ class Product:
     @property
     def preferred_method(self) -> str:
         """That of the first set which prefers one."""
-        wishes = (getattr(part, "preferred_method", "auto") for part in self.sets)
+        wishes = (part.preferred_method for part in self.sets)
         return next((wish for wish in wishes if wish != "auto"), "auto")
 
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
@@ -89,25 +82,22 @@ class Product:
         for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True)):
             with _named(i):
                 bound.append(part.bind(own, dtype, device))
-        if not any(constraint_is_shifted(part) for part in bound):
-            return replace(self, sets=bound)
         sets, centres = [], []
         for part, count in zip(bound, self._counts, strict=True):
             centre = torch.zeros(count, dtype=dtype, device=device)
-            while constraint_is_shifted(part):
-                part, own_centre = part.centred()
+            while (seen := part.centred()) is not None:
+                part, own_centre = seen
                 centre = centre + own_centre
             sets.append(part)
             centres.append(centre)
+        whole = super(Product, self.changed(sets=tuple(sets))).bind(shape, dtype, device)
+        if all(part is own for part, own in zip(sets, bound, strict=True)):
+            return whole
         lead = common_shape(*(c.shape[:-1] for c in centres))
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
-        return Shifted(replace(self, sets=sets), centre)
+        return Shifted(whole, centre).as_bound()
 
-    def float32(self) -> Product:
-        """Half-precision parameters in float32."""
-        return replace(self, sets=[part.float32() for part in self.sets])
-
-    def verified(self) -> tuple[Product, Tensor | None]:
+    def verified(self) -> tuple[Self, Tensor | None]:
         """What each set asks for."""
         sets, flags = [], []
         for i, part in enumerate(self.sets):
@@ -115,23 +105,17 @@ class Product:
                 part, flagged = part.verified()
             sets.append(part)
             flags.append(flagged)
-        return replace(self, sets=sets), parameters.merged(*flags)
+        return self.changed(sets=tuple(sets)), merged(*flags)
 
-    def replace_rows(self, bad: Tensor) -> Product:
-        """Harmless sets for the problems that are flagged."""
-        return replace(self, sets=[part.replace_rows(bad) for part in self.sets])
-
-    def rows(self, index: Tensor) -> Product | None:
-        """The problems at these positions, None where a set cannot be taken apart."""
-        parts = [rows_of_set(part, index) for part in self.sets]
-        whole = [part for part in parts if part is not None]
-        return replace(self, sets=whole) if len(whole) == len(parts) else None
-
-    def scaled(self, factor: Tensor) -> Product | None:
+    def scaled(self, factor: Tensor) -> Constraint | None:
         """Every set scaled, None where one cannot be."""
-        parts = [scaled_set(part, factor) for part in self.sets]
-        whole = [part for part in parts if part is not None]
-        return replace(self, sets=whole) if len(whole) == len(parts) else None
+        return self._within(lambda part: part.scaled(factor), {})
+
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        sets = tuple(part for part in map(ask, self.sets) if part is not None)
+        return self.changed(sets=sets) if len(sets) == len(self.sets) else None
 
     def start(self, like: Tensor) -> Tensor:
         """Where the sets start."""
@@ -163,10 +147,6 @@ class Product:
         """A soft vertex in each block."""
         return self._each(lambda part, block: part.soft_vertex(block, temperature), g)
 
-    def atoms(self) -> Atoms | None:
-        """None: a vertex is a choice of one in each block, which are many."""
-        return None
-
     def violation(self, x: Tensor) -> Tensor:
         """The largest one."""
         blocks = zip(self.sets, self._split(x), strict=True)
@@ -194,9 +174,9 @@ class Product:
         blocks = zip(self.sets, self._split(x), self._split(g), scales, strict=True)
         faces = tuple(part.face(own, slope, each) for part, own, slope, each in blocks)
         multipliers = [
-            torch.as_tensor(
-                getattr(face, "multiplier", 0.0), dtype=x.dtype, device=x.device
-            ).expand(*x.shape[:-1], len(face.normals))
+            torch.as_tensor(face.multiplier, dtype=x.dtype, device=x.device).expand(
+                *x.shape[:-1], len(face.normals)
+            )
             for face in faces
         ]
         return ProductFace(faces, self._counts, x, x, torch.cat(multipliers, -1))
@@ -226,7 +206,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class ProductFace:
+class ProductFace(Face):
     """A product of faces; see `dfwlayer.constraints.Face`."""
 
     faces: tuple[Face, ...]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints import parameters
-from dfwlayer.constraints.base import Atoms, Constraint, Face, rows_of_set, scaled_set
-from dfwlayer.constraints.parameters import Kind
+from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.parameters import Value, as_entries, entries, merged, tensor_of
 from dfwlayer.linalg.rows import dot
 from dfwlayer.linalg.scale import Scale
 
-__all__ = ["Centred", "Shifted", "round_towards"]
-
-KINDS = {"centre": Kind.ENTRIES}
+__all__ = ["Shifted", "round_towards"]
 
 
 @dataclass(frozen=True)
-class Shifted:
+class Shifted(Constraint):
     """{x : x − c ∈ S} for a set S and a centre c; ``LpBall(..., centre=c)`` makes one too.
 
     `solve` works with y = x − c and S, where nothing is lost to the size of c, and the result
@@ -33,59 +31,43 @@ class Shifted:
     """
 
     constraint: Constraint
-    centre: float | Tensor
+    centre: Value = entries(harmless=0.0, grows=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.constraint, type) or not hasattr(self.constraint, "vertex"):
+        if not isinstance(self.constraint, Constraint):
             raise ValueError(
                 f"constraint: expected a set such as LpBall, got {type(self.constraint).__name__}"
             )
-        parameters.check(self, KINDS)
+        super().__post_init__()
 
     @property
     def preferred_method(self) -> str:
         """That of S."""
-        return getattr(self.constraint, "preferred_method", "auto")
+        return self.constraint.preferred_method
 
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of the set and of the centre (B, *shape)."""
-        return self.constraint.batch_sizes(shape) | parameters.batch_sizes(self, KINDS, shape)
+        return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)
 
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Shifted:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """See `Constraint`."""
-        bound = replace(self, constraint=self.constraint.bind(shape, dtype, device))
-        return parameters.bind(bound, KINDS, shape, dtype, device)
+        inner = self.changed(constraint=self.constraint.bind(shape, dtype, device))
+        return super(Shifted, inner).bind(shape, dtype, device)
 
-    def float32(self) -> Shifted:
-        """Half-precision parameters in float32."""
-        return parameters.float32(replace(self, constraint=self.constraint.float32()), KINDS)
-
-    def verified(self) -> tuple[Shifted, Tensor | None]:
+    def verified(self) -> tuple[Self, Tensor | None]:
         """A finite centre, and what the set asks for."""
         constraint, bad = self.constraint.verified()
-        bad = parameters.merged(bad, parameters.flagged(self, KINDS))
-        return replace(self, constraint=constraint), bad
+        return self.changed(constraint=constraint), merged(bad, super().verified()[1])
 
-    def replace_rows(self, bad: Tensor) -> Shifted:
-        """Flagged problems get the centre zero."""
-        sound = replace(self, constraint=self.constraint.replace_rows(bad))
-        return parameters.replace_rows(sound, KINDS, bad, {"centre": 0.0})
-
-    def rows(self, index: Tensor) -> Shifted | None:
-        """The sets of the problems at these positions, None where S cannot be taken apart."""
-        inner = rows_of_set(self.constraint, index)
-        own = parameters.part(self, KINDS, index)
-        return None if inner is None else replace(own, constraint=inner)
-
-    def scaled(self, factor: Tensor) -> Shifted | None:
-        """S and c scaled, None where S cannot be."""
-        inner = scaled_set(self.constraint, factor)
-        own = parameters.stretch(self, KINDS, KINDS, factor)
-        return None if inner is None else replace(own, constraint=inner)
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        inner = ask(self.constraint)
+        return None if inner is None else self.changed(constraint=inner, **values)
 
     def centred(self) -> tuple[Constraint, Tensor]:
         """S and c, of a set that is bound."""
-        return self.constraint, torch.as_tensor(self.centre)
+        return self.constraint, tensor_of(self.centre)
 
     def placed(self, y: Tensor) -> Tensor:
         """The x of the set for a y of S: c + y, as far as the dtype can hold it."""
@@ -117,10 +99,6 @@ class Shifted:
         """c + the soft vertex of S."""
         return self.constraint.soft_vertex(g, temperature) + self._bounded_centre(g)
 
-    def atoms(self) -> Atoms | None:
-        """None; `solve` uses those of S."""
-        return None
-
     def violation(self, x: Tensor) -> Tensor:
         """How far x − c is outside of S."""
         return self.constraint.violation(x - self._centre(x))
@@ -146,22 +124,12 @@ class Shifted:
         return self.constraint.face(x - self._centre(x).detach(), g, scale)
 
     def _centre(self, like: Tensor) -> Tensor:
-        return parameters.rows(self.centre, like)
+        return as_entries(self.centre, like)
 
     def _bounded_centre(self, like: Tensor) -> Tensor:
         """c, zero along unbounded coordinates."""
         unbounded, c = self.constraint.unbounded(), self._centre(like)
         return c if unbounded is None else torch.where(unbounded, 0, c)
-
-
-class Centred:
-    """A set whose constructor takes a ``centre``, and with one makes the `Shifted` set."""
-
-    def __new__(cls, *args: Any, centre: float | Tensor | None = None, **settings: Any) -> Self:
-        """The set, or one around a centre."""
-        if centre is None:
-            return super().__new__(cls)
-        return Shifted(cls(*args, **settings), centre)  # type: ignore[return-value, arg-type]
 
 
 def round_towards(x: Tensor, c: Tensor, y: Tensor) -> Tensor:

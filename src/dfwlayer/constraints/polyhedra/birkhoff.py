@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.constraints.base import Atoms
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.polyhedra.assignment import assign, sinkhorn
 from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     balanced,
@@ -17,7 +17,7 @@ from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     laplacian_solve,
     project_birkhoff,
 )
-from dfwlayer.linalg.rows import dot
+from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.scale import ROUNDING, Scale
 
 __all__ = ["Birkhoff"]
@@ -26,7 +26,7 @@ CLOSE = 1e-3  # up to this violation a matrix is repaired, beyond it is projecte
 
 
 @dataclass(frozen=True)
-class Birkhoff:
+class Birkhoff(Constraint):
     """{X ≥ 0 : X 1 = 1, Xᵀ1 = 1}, whose vertices are the permutation matrices.
 
     The vertex is a linear assignment (by SciPy where it is installed, otherwise by an own O(n³)
@@ -46,50 +46,23 @@ class Birkhoff:
         for name, least in (("n", 1), ("rounds", 0)):
             object.__setattr__(self, name, as_integer(name, getattr(self, name), least))
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """None: it has no parameters."""
-        return {}
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Birkhoff:
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Check that the variable is a matrix of this size."""
         if shape not in ((self.n, self.n), (self.n**2,)):
             raise ValueError(
                 f"n: {self.n} goes with variables of shape {(self.n, self.n)} or {(self.n**2,)}, "
                 f"got {shape}"
             )
-        return self
-
-    def float32(self) -> Birkhoff:
-        """Itself."""
-        return self
-
-    def verified(self) -> tuple[Birkhoff, None]:
-        """Nothing can be wrong."""
-        return self, None
-
-    def replace_rows(self, bad: Tensor) -> Birkhoff:
-        """Itself."""
-        return self
-
-    def rows(self, index: Tensor) -> Birkhoff:
-        """Itself."""
-        return self
+        return super().bind(shape, dtype, device)
 
     def start(self, like: Tensor) -> Tensor:
         """1/n everywhere."""
         return torch.full_like(like, 1 / self.n)
 
-    def unbounded(self) -> None:
-        """None."""
-
     def vertex(self, g: Tensor) -> Tensor:
         """The permutation of least cost g."""
         columns = assign(self._square(g))
         return torch.nn.functional.one_hot(columns, self.n).to(g.dtype).reshape(g.shape)
-
-    def lowest(self, g: Tensor) -> Tensor:
-        """Its cost."""
-        return dot(g, self.vertex(g))
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """Sinkhorn's matrix for the cost g, that is exp((u_i + v_j − g_ij)/τ)."""
@@ -98,10 +71,6 @@ class Birkhoff:
         floor = cost.detach().abs().amax((-2, -1), keepdim=True) * finfo.eps
         floor = floor.clamp_min(max(temperature, finfo.tiny / finfo.eps))
         return filled_up(sinkhorn(cost, floor, self.rounds)).reshape(g.shape)
-
-    def atoms(self) -> Atoms | None:
-        """None: there are n! of them."""
-        return None
 
     def violation(self, x: Tensor) -> Tensor:
         """The largest of |row sum − 1|, |column sum − 1| and −x_ij."""
@@ -126,9 +95,8 @@ class Birkhoff:
         inner = balanced(near.clamp_min(0))
         rough = self._lacking(inner) > 4 * torch.finfo(inner.dtype).eps
         inner = torch.where(rough[:, None, None], filled_up(inner), inner)
-        rows = inner.reshape(x.shape).to(x.dtype)
-        moved = torch.where(outside.unsqueeze(-1), rows - x.detach(), 0)
-        return x + moved if x.requires_grad else torch.where(outside.unsqueeze(-1), rows, x)
+        flat = inner.reshape(x.shape).to(x.dtype)
+        return moved_to(x, torch.where(outside.unsqueeze(-1), flat, x.detach()))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `dfwlayer.constraints.polyhedra.birkhoff_projection`."""
@@ -168,7 +136,7 @@ class Birkhoff:
 
 
 @dataclass(frozen=True)
-class BirkhoffFace:
+class BirkhoffFace(Face):
     """Zeros that stay, and the sums of n rows and n − 1 columns; the last one follows."""
 
     n: int
@@ -177,28 +145,12 @@ class BirkhoffFace:
     multiplier: Tensor  # (..., 2n − 1), rows first
 
     @property
-    def bends(self) -> bool:
-        return False
-
-    @property
     def normals(self) -> tuple[Tensor, ...]:
         """Ones in a row, or in a column, where they are free."""
         eye = torch.eye(self.n, dtype=self.x.dtype, device=self.x.device)
         rows = eye.repeat_interleave(self.n, 1)
         columns = eye.repeat(1, self.n)[:-1]
         return tuple(a * self.free for a in torch.cat((rows, columns)))
-
-    def restrict(self, v: Tensor) -> Tensor:
-        """v on the free entries."""
-        return v * self.free
-
-    def curvature(self, v: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(v)
-
-    def curvature_diagonal(self) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(self.x)
 
     def force(self) -> Tensor:
         """u_i + v_j."""
@@ -210,7 +162,3 @@ class BirkhoffFace:
         """What the sums have beyond 1."""
         x = self.x.reshape(*self.x.shape[:-1], self.n, self.n)
         return torch.cat((x.sum(-1), x.sum(-2)[..., :-1]), -1) - 1
-
-    def pinned(self) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(self.x)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Kind, Kinds, Value, example, fault, merged, rows
+from dfwlayer.constraints.base import measured
+from dfwlayer.constraints.parameters import Value, as_entries, entries, fault, merged, tensor_of
 from dfwlayer.constraints.polyhedra.knapsack import clipped
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
-from dfwlayer.linalg.rows import dot
+from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.solution import Status
 
 __all__ = ["Box"]
@@ -29,17 +28,12 @@ class Box(PolyhedralSet):
 
     """
 
-    lower: Value = 0.0
-    upper: Value = 1.0
-
-    kinds: ClassVar[Kinds] = {"lower": Kind.ENTRIES, "upper": Kind.ENTRIES}
-    harmless: ClassVar[Mapping[str, float]] = {"lower": 0.0, "upper": 1.0}
-    infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
-    lengths: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
+    lower: Value = entries(0.0, infinite=True, grows=True)
+    upper: Value = entries(1.0, infinite=True, grows=True)
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
-        return Facets(rows(self.lower, like), rows(self.upper, like))
+        return Facets(as_entries(self.lower, like), as_entries(self.upper, like))
 
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and no bound without the other."""
@@ -69,18 +63,17 @@ class Box(PolyhedralSet):
 
     def unbounded(self) -> Tensor | None:
         """The coordinates without bounds."""
-        lower = self.lower.detach() if isinstance(self.lower, Tensor) else torch.tensor(self.lower)
-        mask = torch.isinf(lower)
+        return self._unbounded
+
+    @measured
+    def _unbounded(self) -> Tensor | None:
+        mask = torch.isinf(tensor_of(self.lower).detach())
         return mask if bool(mask.any()) else None
 
     def vertex(self, g: Tensor) -> Tensor:
         """u where g < 0, l elsewhere."""
         lower, upper = self._finite(g)
         return torch.where(g.detach() < 0, upper, lower)
-
-    def lowest(self, g: Tensor) -> Tensor:
-        """Σ min(l_i g_i, u_i g_i)."""
-        return dot(g, self.vertex(g))
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """l + (u − l) ∘ sigmoid((l − u) ∘ g / τ), the minimiser with the entropy of both sides."""
@@ -96,9 +89,7 @@ class Box(PolyhedralSet):
 
     def retract(self, x: Tensor) -> Tensor:
         """The same as the projection."""
-        at = x.detach()
-        inner = self.project(at)
-        return x + (inner - at) if x.requires_grad else inner
+        return moved_to(x, self.project(x.detach()))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """clip(z, l, u)."""
@@ -113,19 +104,18 @@ class Box(PolyhedralSet):
 
     def stretched(self, factor: Tensor) -> Box:
         """The same with other bounds."""
-        return replace(self, lower=factor * self.lower, upper=factor * self.upper)
+        return self.changed(lower=factor * self.lower, upper=factor * self.upper)
 
     def diameter(self, n: int) -> Tensor:
         """‖u − l‖."""
-        like = example(self, self.kinds, n)
-        lower, upper, *_ = self.facets(like).detach()
-        size: Tensor = torch.linalg.vector_norm(upper - lower + like, dim=-1)
+        lower, upper, *_ = self.facets(self.blank(n)).detach()
+        size: Tensor = torch.linalg.vector_norm(upper - lower, dim=-1)
         return size
 
     def _finite(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """The bounds, 0 where there are none."""
         lower, upper, *_ = self.facets(g)
-        unbounded = self.unbounded()
+        unbounded = self._unbounded
         if unbounded is None:
             return lower, upper
         return torch.where(unbounded, 0, lower), torch.where(unbounded, 0, upper)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
 from dfwlayer.constraints.parameters import (
-    Kind,
-    Kinds,
     Value,
-    check_not_negative,
-    columns,
-    example,
+    as_column,
+    as_entries,
+    entries,
     fault,
     merged,
-    rows,
+    number,
 )
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
-from dfwlayer.linalg.rows import common_shape, dot, where_rows
+from dfwlayer.constraints.retraction import moved_to, scaled_into
+from dfwlayer.linalg.rows import common_shape, where_rows
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
@@ -75,6 +72,7 @@ def project_l1_box(
     at = z.expand(shape).reshape(-1, n) if len(shape) > 1 else z
     constraint = L1Box(**{k: laid_out(k, v) for k, v in given.items()})  # type: ignore[arg-type]
     bound, bad = constraint.bind((n,), z.dtype, z.device).verified()
+    assert isinstance(bound, L1Box)
     bad = merged(flag_nonfinite("z", at, 1), bad)
     if bad is None:
         return _project(bound.facets(at), at).reshape(shape)
@@ -103,7 +101,7 @@ class L1BoxSet(PolyhedralSet):
     """The geometry of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} with l ≤ 0 ≤ u."""
 
     def start(self, like: Tensor) -> Tensor:
-        """Zero."""
+        """Zero, which is inside."""
         return torch.zeros_like(like)
 
     def vertex(self, g: Tensor) -> Tensor:
@@ -125,10 +123,6 @@ class L1BoxSet(PolyhedralSet):
         way = torch.where(spent < price, torch.minimum(spent / cost, alone), alone)
         return -torch.sign(slope) * torch.where(heavy, way, reach)
 
-    def lowest(self, g: Tensor) -> Tensor:
-        """⟨g, vertex⟩."""
-        return dot(g, self.vertex(g))
-
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """argmin ⟨g, s⟩ + τ/2 ‖s/r‖² over the set, which is a projection; r is the largest reach.
 
@@ -142,19 +136,9 @@ class L1BoxSet(PolyhedralSet):
     def retract(self, x: Tensor) -> Tensor:
         """x, moved to the bounds and scaled towards 0 where it is outside."""
         lower, upper, weight, radius = _parts(self.facets(x).detach())
-        finfo = torch.finfo(x.dtype)
-        at = x.detach()
-        inner = clipped(at, lower, upper)
-        size = (weight.double() * inner.abs()).sum(-1, keepdim=True)
-        outside = size > radius
-        if x.device.type == "cpu" and not bool((outside | (inner != at)).any()):
-            return x
-        # twice eps makes room for the rounding of the product, but not for that of numbers below
-        # the normal range, which had better vanish
-        shrink = radius.double() / torch.where(outside, size, 1) * (1 - 2 * finfo.eps)
-        scaled = torch.where(inner.abs() < finfo.tiny / finfo.eps, 0, (inner * shrink).to(x.dtype))
-        inner = torch.where(outside & (weight > 0), scaled, inner)
-        return x + (inner - at) if x.requires_grad else inner
+        inner = clipped(x.detach(), lower, upper)
+        size = (weight.double() * inner.abs()).sum(-1)
+        return moved_to(x, scaled_into(inner, size, radius.squeeze(-1), weight > 0))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `project_l1_box`."""
@@ -163,9 +147,9 @@ class L1BoxSet(PolyhedralSet):
 
     def diameter(self, n: int) -> Tensor:
         """At most: from ‖u − l‖ and from Σ x² ≤ max(|x_i|/w_i) · Σ w|x|."""
-        like = example(self, self.kinds, n)
-        lower, upper, weight, radius = _parts(self.facets(like).detach())
-        box = torch.linalg.vector_norm((upper - lower) + like, dim=-1)
+        one = self.blank(n)
+        lower, upper, weight, radius = _parts(self.facets(one).detach())
+        box = torch.linalg.vector_norm((upper - lower) * one, dim=-1)
         way = _reach(lower, upper, weight, radius)
         share = torch.where(weight > 0, radius * way / weight, torch.inf)
         return torch.minimum(box, 2 * share.amax(-1).sqrt())
@@ -184,53 +168,27 @@ class L1Box(L1BoxSet):
 
     """
 
-    radius: Value = 1.0
-    weight: Value | None = None
-    lower: Value = -1.0
-    upper: Value = 1.0
-
-    kinds: ClassVar[Kinds] = {
-        "radius": Kind.NUMBER,
-        "weight": Kind.ENTRIES,
-        "lower": Kind.ENTRIES,
-        "upper": Kind.ENTRIES,
-    }
-    harmless: ClassVar[Mapping[str, float]] = {
-        "radius": 1.0,
-        "weight": 1.0,
-        "lower": -1.0,
-        "upper": 1.0,
-    }
-    infinite: ClassVar[frozenset[str]] = frozenset(("lower", "upper"))
-    lengths: ClassVar[frozenset[str]] = frozenset(("radius", "lower", "upper"))
+    radius: Value = number(1.0, least=0, grows=True)
+    weight: Value | None = entries(None)
+    lower: Value = entries(-1.0, most=0, hint="the set has to contain 0", infinite=True, grows=True)
+    upper: Value = entries(1.0, least=0, hint="the set has to contain 0", infinite=True, grows=True)
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
-        weight = rows(1.0 if self.weight is None else self.weight, like)
+        weight = as_entries(1.0 if self.weight is None else self.weight, like)
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
-        radius = columns(self.radius, like)
-        return Facets(rows(self.lower, like), rows(self.upper, like), size, radius)
+        radius = as_column(self.radius, like)
+        return Facets(as_entries(self.lower, like), as_entries(self.upper, like), size, radius)
 
     def check_values(self) -> Tensor | None:
-        """radius ≥ 0 and lower ≤ 0 ≤ upper."""
-        lower = torch.as_tensor(self.lower).detach()
-        wrong = merged(
-            check_not_negative("radius", self.radius),
-            check_not_negative("upper", self.upper, "the set has to contain 0", Kind.ENTRIES),
-            fault(
-                (lower > 0).any(-1),
-                Status.INVALID,
-                lambda: (
-                    f"lower: expected numbers ≤ 0, found {float(lower.amax()):g}; the set has to "
-                    "contain 0"
-                ),
-            ),
-        )
+        """A bound for every coordinate."""
         if self.weight is None:
-            return wrong
-        upper, weight = (torch.as_tensor(v).detach() for v in (self.upper, self.weight))
+            return None
+        lower, upper, weight = (
+            torch.as_tensor(v).detach() for v in (self.lower, self.upper, self.weight)
+        )
         endless = torch.isinf(lower) | torch.isinf(upper)
-        loose = fault(
+        return fault(
             (endless & (weight == 0)).any(-1),
             Status.INVALID,
             lambda: (
@@ -238,7 +196,6 @@ class L1Box(L1BoxSet):
                 "that coordinate; give it a weight or bounds"
             ),
         )
-        return merged(wrong, loose)
 
 
 def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:

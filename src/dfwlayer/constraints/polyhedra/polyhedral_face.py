@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.face import Face
 from dfwlayer.linalg.rows import dot
 from dfwlayer.linalg.scale import ROUNDING, Scale
 
@@ -52,7 +53,7 @@ class Facets(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PolyhedralFace:
+class PolyhedralFace(Face):
     """A flat face with h_j(x) = ⟨a_j, x⟩; see `dfwlayer.constraints.Face`."""
 
     facets: Callable[[Tensor], Facets]  # of the set, called where its gradient is asked for
@@ -64,23 +65,6 @@ class PolyhedralFace:
     # (..., n), 1 for a coordinate held by the upper bound, −1 for the lower one; None where there
     # are only lower ones, which hold whatever is not free
     bound: Tensor | None
-
-    def restrict(self, v: Tensor) -> Tensor:
-        """v on the free coordinates."""
-        return v * self.free
-
-    @property
-    def bends(self) -> bool:
-        """No."""
-        return False
-
-    def curvature(self, v: Tensor) -> Tensor:
-        """None."""
-        return torch.zeros_like(v)
-
-    def curvature_diagonal(self) -> Tensor:
-        """None."""
-        return torch.zeros_like(self.x)
 
     def force(self) -> Tensor:
         """Σ λ_j a_j."""

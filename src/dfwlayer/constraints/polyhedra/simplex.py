@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.constraints.parameters import (
-    Kind,
-    Kinds,
     Value,
-    check_not_negative,
-    columns,
-    example,
+    as_column,
+    as_entries,
+    entries,
     fault,
-    merged,
-    rows,
+    number,
+    tensor_of,
 )
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
-from dfwlayer.linalg.rows import any_row, dot
+from dfwlayer.constraints.retraction import moved_to
+from dfwlayer.linalg.rows import any_row
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
@@ -48,32 +46,23 @@ class CappedSimplex(PolyhedralSet):
 
     """
 
-    radius: Value = 1.0
-    cap: Value = 1.0
-
-    kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER, "cap": Kind.ENTRIES}
-    harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0, "cap": 1.0}
-    infinite: ClassVar[frozenset[str]] = frozenset(("cap",))
-    lengths: ClassVar[frozenset[str]] = frozenset(("radius", "cap"))
+    radius: Value = number(1.0, least=0, grows=True)
+    cap: Value = entries(1.0, least=0, infinite=True, grows=True)
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
-        radius = columns(self.radius, like)
+        radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
-        return Facets(torch.zeros_like(radius), rows(self.cap, like), equations=(equation,))
+        return Facets(torch.zeros_like(radius), as_entries(self.cap, like), equations=(equation,))
 
     def check_values(self) -> Tensor | None:
-        """radius ≥ 0, cap ≥ 0, and caps that reach the radius."""
-        negative = merged(
-            check_not_negative("radius", self.radius),
-            check_not_negative("cap", self.cap, kind=Kind.ENTRIES),
-        )
+        """Caps that reach the radius."""
         if not isinstance(self.cap, Tensor) or self.cap.dim() == 0:
-            return negative  # for how many entries is not known yet
+            return None  # for how many entries is not known yet
         most = self.cap.detach().double().sum(-1)
         radius = torch.as_tensor(self.radius).detach().double()
         missing = (radius - most) / radius.clamp_min(torch.finfo(self.cap.dtype).tiny)
-        short = fault(
+        return fault(
             missing > 2 * torch.finfo(self.cap.dtype).eps,
             Status.INFEASIBLE,
             lambda: (
@@ -81,26 +70,17 @@ class CappedSimplex(PolyhedralSet):
                 f"of {float(most):g}; raise the caps or lower the radius"
             ),
         )
-        return merged(negative, short)
-
-    def start(self, like: Tensor) -> Tensor:
-        """The point next to zero."""
-        return self.retract(self.project(torch.zeros_like(like)))
 
     def vertex(self, g: Tensor) -> Tensor:
         """As much as the caps allow on the smallest entries of g."""
-        radius = columns(self.radius, g)
-        cap = torch.minimum(rows(self.cap, g), radius).expand_as(g)
+        radius = as_column(self.radius, g)
+        cap = torch.minimum(as_entries(self.cap, g), radius).expand_as(g)
         return spend(radius, cap, g.detach().argsort(-1))
-
-    def lowest(self, g: Tensor) -> Tensor:
-        """⟨g, vertex⟩."""
-        return dot(g, self.vertex(g))
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """argmin ⟨g, s⟩ + τ/2 ‖s/t‖² over the set, which is a projection."""
-        far = soften(g, temperature, columns(self.radius, g))
-        radius, cap = columns(self.radius, far), rows(self.cap, far)
+        far = soften(g, temperature, as_column(self.radius, g))
+        radius, cap = as_column(self.radius, far), as_entries(self.cap, far)
         return _project(far, cap, radius).to(g.dtype)
 
     def retract(self, x: Tensor) -> Tensor:
@@ -109,14 +89,13 @@ class CappedSimplex(PolyhedralSet):
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """clip(z − θ, 0, c) with θ such that the sum is t."""
-        radius, cap = columns(self.radius, z).detach(), rows(self.cap, z).detach()
+        radius, cap = as_column(self.radius, z).detach(), as_entries(self.cap, z).detach()
         return _project(z, cap, radius)
 
     def diameter(self, n: int) -> Tensor:
         """At most: from ‖c‖ and from the simplex, 2^½ t."""
-        like = example(self, self.kinds, n)
-        cap = torch.linalg.vector_norm(rows(self.cap, like).detach() + like, dim=-1)
-        return torch.minimum(cap, 2**0.5 * columns(self.radius, like).detach().squeeze(-1))
+        radius, cap = tensor_of(self.radius).detach(), tensor_of(self.cap).detach()
+        return torch.minimum(torch.linalg.vector_norm(cap, dim=-1), 2**0.5 * radius)
 
 
 @dataclass(frozen=True)
@@ -128,39 +107,31 @@ class Simplex(PolyhedralSet):
 
     """
 
-    radius: Value = 1.0
-
-    kinds: ClassVar[Kinds] = {"radius": Kind.NUMBER}
-    harmless: ClassVar[Mapping[str, float]] = {"radius": 1.0}
-    lengths: ClassVar[frozenset[str]] = frozenset(("radius",))
+    radius: Value = number(1.0, least=0, grows=True)
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
-        radius = columns(self.radius, like)
+        radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         none = torch.full_like(radius, torch.inf)
         return Facets(torch.zeros_like(radius), none, equations=(equation,))
 
-    def check_values(self) -> Tensor | None:
-        """radius ≥ 0."""
-        return check_not_negative("radius", self.radius)
-
     def start(self, like: Tensor) -> Tensor:
         """The centre."""
-        return (columns(self.radius, like).detach() / like.shape[-1]).expand_as(like)
+        return (as_column(self.radius, like).detach() / like.shape[-1]).expand_as(like)
 
     def vertex(self, g: Tensor) -> Tensor:
         """All on the smallest entry of g."""
-        radius = columns(self.radius, g).expand_as(g[..., :1])
+        radius = as_column(self.radius, g).expand_as(g[..., :1])
         return torch.zeros_like(g).scatter(-1, g.detach().argmin(-1, keepdim=True), radius)
 
     def lowest(self, g: Tensor) -> Tensor:
         """t · min g."""
-        return columns(self.radius, g).squeeze(-1) * g.amin(-1)
+        return as_column(self.radius, g).squeeze(-1) * g.amin(-1)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """t · softmax(−t g / τ)."""
-        radius = columns(self.radius, g)
+        radius = as_column(self.radius, g)
         finfo = torch.finfo(g.dtype)
         scores = radius * (g - g.detach().amin(-1, keepdim=True))
         # below the rounding of the scores soft and hard are the same
@@ -177,12 +148,12 @@ class Simplex(PolyhedralSet):
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """(z − θ)₊ with θ such that the sum is t."""
-        radius = columns(self.radius, z).detach()
+        radius = as_column(self.radius, z).detach()
         return _shares(z, radius)[0].mul_(radius)
 
     def nearest(self, z: Tensor) -> tuple[Tensor, PolyhedralFace]:
         """The projection, whose face is plain from it."""
-        radius = columns(self.radius, z).detach()
+        radius = as_column(self.radius, z).detach()
         x, eta = _shares(z, radius)
         x.mul_(radius / x.sum(-1, keepdim=True))  # what rounding left
         theta = z.amax(-1, keepdim=True) + radius * eta
@@ -192,13 +163,12 @@ class Simplex(PolyhedralSet):
         """{y ≥ 0 : Σ y_i / factor_i = t}."""
         from dfwlayer.constraints.composed.plane_cut import PlaneCut  # which builds on this module
 
-        upper = factor * columns(self.radius, factor)
+        upper = factor * as_column(self.radius, factor)
         return PlaneCut(Box(torch.zeros_like(upper), upper), 1 / factor, self.radius)
 
     def diameter(self, n: int) -> Tensor:
         """2^½ t, 0 for n = 1."""
-        like = example(self, self.kinds, n)
-        return (2**0.5 if n > 1 else 0.0) * columns(self.radius, like).detach().squeeze(-1)
+        return (2**0.5 if n > 1 else 0.0) * tensor_of(self.radius).detach()
 
 
 @dataclass(frozen=True)
@@ -209,11 +179,11 @@ class Corners:
 
     def scores(self, g: Tensor) -> Tensor:
         """t g_i."""
-        return columns(self.radius, g) * g
+        return as_column(self.radius, g) * g
 
     def combine(self, weights: Tensor) -> Tensor:
         """t · weights."""
-        return columns(self.radius, weights) * weights
+        return as_column(self.radius, weights) * weights
 
     def weights(self, x: Tensor, g: Tensor) -> Tensor:
         """x, relative to its sum."""
@@ -281,7 +251,7 @@ def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
         )
     inner = _settled(inner.to(x.dtype), cap.to(x.dtype), radius)
     inner = torch.where(exact, at, inner)
-    return x + (inner - at) if x.requires_grad else inner
+    return moved_to(x, inner)
 
 
 def _settled(x: Tensor, cap: Tensor, radius: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
-"""Back into a ball around the origin by scaling, rounding included."""
+"""Back into a set, rounding included, by a shift that is constant for autograd."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["scaled_into"]
+__all__ = ["moved_to", "scaled_into"]
+
+
+def moved_to(x: Tensor, inner: Tensor) -> Tensor:
+    """``inner``, which was found from the values of x; a gradient in it passes on to x."""
+    return x + (inner - x.detach()) if x.requires_grad else inner
 
 
 def scaled_into(
@@ -35,5 +40,4 @@ def scaled_into(
     # numbers below the normal range are rounded by more than that, and had better vanish
     inner = torch.where(at.abs() < finfo.tiny / finfo.eps, 0, (at * shrink).to(x.dtype))
     mask = outside.unsqueeze(-1)
-    inner = torch.where(mask if moved is None else mask & moved, inner, at)
-    return x + (inner - at) if x.requires_grad else inner
+    return moved_to(x, torch.where(mask if moved is None else mask & moved, inner, at))
