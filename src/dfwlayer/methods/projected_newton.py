@@ -48,7 +48,6 @@ STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
 BETWEEN = 150  # steps from one turn of damped Newton steps to the next
-LEVEL = 12  # rounds without half the gap, after which float32 has no more to give
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -428,11 +427,14 @@ class _Rounds:
             over = (self.stalled >= patience) & (self.tried | recording(at.x))
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
-                over = over | (self.tried & (self.level >= LEVEL))
+                over = over | (self.tried & (self.level >= patience))
             floor = self.best_gap <= FLOOR * noise
             ended = ended | (rows & ((over & floor) | lost))
-            # nothing here can bring the gap to where rounding alone would leave it
-            stuck = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
+            # nothing here can bring the gap to where rounding alone would leave it; the steps that
+            # a float32 problem has left are worth more in double precision
+            stuck = select_mask(floor, False, rows & over)
+            if at.x.dtype != torch.float32:
+                stuck = stuck & (self.stalled >= 3 * patience)
             self.status = select(stuck, float(Status.STALLED), self.status)
         self.close = select_mask(rows, close, self.close)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
@@ -520,6 +522,9 @@ class _Rounds:
             at.left = select(rows, at.left - 1, at.left)
             fell = rows & (number(tensor) < at.value)
             at.move(fell, x, number(tensor), gradient)
+            self.exact = select_mask(
+                fell, False, self.exact
+            )  # where it was, there was more to gain
             rows = select_mask(fell, False, rows) & (at.left >= 1)
             gamma = 0.25 * gamma
 

@@ -260,8 +260,9 @@ class Smooth:
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """The largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.
 
-        What ∇f(x) is the sum of is not known; for a function with that curvature it is of the
-        size of its change from 0 to x.
+        What ∇f(x) is the sum of is not known; for a function with that curvature c it is of the
+        size of its change from 0 to x. And it is of that of √(2c|f|), as ‖∇f‖² ≤ 2cf holds for
+        any f ≥ 0 and f is a sum of terms that are no smaller.
         """
         fixed = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign() + 0.1
         curvature = torch.zeros_like(x[..., :1])
@@ -272,7 +273,10 @@ class Smooth:
             along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
             along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
             curvature = torch.where(along > curvature, along, curvature)
-        return scale_of_terms(curvature, x, gradient.abs().amax(-1, keepdim=True))
+        typical = (2 * curvature).sqrt() * self.value(x).detach().abs().sqrt().unsqueeze(-1)
+        return scale_of_terms(
+            curvature, x, torch.maximum(gradient.abs().amax(-1, keepdim=True), typical)
+        )
 
     def _probe(self) -> int | None:
         """The batch fn's parameters describe, read off its output."""
