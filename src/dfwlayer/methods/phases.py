@@ -34,7 +34,11 @@ from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops.kernels import steps as kernels
 
-__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
+__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "least_along", "rows_of"]
+
+BISECTIONS = 60  # of a step that does not lower f enough, or goes beyond where it is least
+ARMIJO = 1e-4  # of the decrease that the slope promises
+NEXT_TO_NONE = 0.1  # of the slope at the start of a step, at its end
 
 
 @dataclass
@@ -75,7 +79,12 @@ class Iterate:
         # at a minimum inside the set the gradient is small, but not the terms it is the sum of
         scale = self.problem.objective.scale(self.x, self.gradient)
         noise = scale.noise.expand_as(self.x)
-        return 16 / ROUNDING * math.sqrt(self.x.shape[-1]) * root(inner(noise, noise))
+        size = root(inner(noise, noise)) / ROUNDING
+        if not self.problem.objective.quadratic:
+            # here f may be flat, and a step away as steep as it was met before
+            eps = torch.finfo(self.x.dtype).eps
+            size = size + eps * self.steepest * root(inner(self.x, self.x))
+        return 16 * math.sqrt(self.x.shape[-1]) * size
 
     def spend(self, steps: int, rows: Mask) -> Mask | None:
         """Count steps; mask of the problems that may not take them all, None if all may."""
@@ -108,6 +117,39 @@ def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
     if isinstance(rows, Tensor):
         return torch.where(rows, new, old)
     return new if rows else old
+
+
+def least_along(
+    at: Iterate, rows: Mask, d: Tensor, slope: Scalar
+) -> tuple[Mask, Tensor, Scalar, Tensor]:
+    """Where x + γd is lower, with γ = 1 or the minimiser on the way, that point, f and ∇f there.
+
+    A slope may change within a small part of the way, as that of a Huber function does which is
+    nearly a sum of |r_i|. A model sees such a bend from inside of it alone. So γ is found by
+    bisection, as one where the slope is next to nothing.
+    """
+    objective, eps = at.problem.objective, torch.finfo(at.x.dtype).eps
+    level = 4 * eps * absolute(at.value)
+    low, high = fill(0.0, at.value), fill(1.0, at.value)
+    length, waiting = high, rows
+    x, value, gradient = at.x, at.value, at.gradient
+    for _ in range(BISECTIONS):
+        if not any_row(waiting):
+            break
+        trial = axpy(at.x, length, d)
+        tensor, there = objective.value_and_gradient(trial)
+        rise = inner(there, d)
+        # f(x + γd) ≤ f(x) + c γ⟨∇f(x), d⟩, to rounding, and not far beyond the minimiser
+        lower = number(tensor) <= at.value + maximum(ARMIJO * length * slope, -level)
+        lower = lower & (rise <= NEXT_TO_NONE * absolute(slope))
+        taken = waiting & lower
+        x, gradient = keep(taken, trial, x), keep(taken, there, gradient)
+        value = select(taken, number(tensor), value)
+        low, high = select(taken, length, low), select(lower, high, length)
+        done = lower & ((length >= 1) | (rise >= NEXT_TO_NONE * slope))
+        length = 0.5 * (low + high)
+        waiting = waiting & (done == 0) & (length > low) & (length < high)
+    return rows & (low > 0), x, value, gradient
 
 
 @dataclass

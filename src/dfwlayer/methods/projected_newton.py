@@ -47,7 +47,6 @@ STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
 BETWEEN = 150  # steps from one turn of damped Newton steps to the next
-LEVEL = 12  # rounds without half the gap, after which float32 has no more to give
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -185,7 +184,9 @@ class _Rounds:
         self.stalled = zero  # rounds without progress
         self.level = zero  # rounds in which the gap was not halved
         self.exact = none  # the last polish left nothing to gain but rounding
-        self.close = none  # the gap was small enough before
+        self.close = none  # the gap was small enough before,
+        self.closed = zero  # for so many rounds
+        self.refused = none  # the last polish would have raised f: x is not on the right face
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
         self.slow = False  # conjugate gradients did not get there
@@ -217,7 +218,8 @@ class _Rounds:
             if few is not None:
                 break
             # an exact solve that paid off may have left something to a second one
-            again = self.close | (self.exact & (self.stalled < 1))
+            again = select_mask(self.refused, False, self.close)
+            again = again | (self.exact & (self.stalled < 1))
             searching = select_mask(again, False, going)
             if any_row(searching):
                 self.advance(searching)
@@ -385,6 +387,7 @@ class _Rounds:
             small = length <= (1e3 * eps) ** 2 * inner(x, x)
             sharp = (inner(off, off) <= eps * length) | small
         self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
+        self.refused = select_mask(rows, (taken | level) == 0, self.refused)
         at.move(taken, x, value, gradient)
         if not recording(origin) and any_row(rows & found.flat):
             self._follow(rows & found.flat)
@@ -416,7 +419,9 @@ class _Rounds:
         self.round_value = select(rows, at.value, self.round_value)
         # with a margin for the rounding of the final certificate, which has the last word
         close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
-        ended = rows & close & (self.exact | self.close)
+        # where it is not on the right face, one more search may bring the last digits
+        enough = self.close & (recording(at.x) | (self.refused == 0) | (self.closed >= 2))
+        ended = rows & close & (self.exact | enough)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
@@ -429,13 +434,17 @@ class _Rounds:
             over = (self.stalled >= patience) & (self.tried | recording(at.x))
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
-                over = over | (self.tried & (self.level >= LEVEL))
+                over = over | (self.tried & (self.level >= patience))
             floor = self.best_gap <= FLOOR * noise
             ended = ended | (rows & ((over & floor) | lost))
-            # nothing here can bring the gap to where rounding alone would leave it
-            stuck = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
+            # nothing here can bring the gap to where rounding alone would leave it; the steps that
+            # a float32 problem has left are worth more in double precision
+            stuck = select_mask(floor, False, rows & over)
+            if at.x.dtype != torch.float32:
+                stuck = stuck & (self.stalled >= 3 * patience)
             self.status = select(stuck, float(Status.STALLED), self.status)
         self.close = select_mask(rows, close, self.close)
+        self.closed = select(rows, select(close, self.closed + 1, 0.0), self.closed)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
 
     def _most(self) -> int:
@@ -521,6 +530,9 @@ class _Rounds:
             at.left = select(rows, at.left - 1, at.left)
             fell = rows & (number(tensor) < at.value)
             at.move(fell, x, number(tensor), gradient)
+            self.exact = select_mask(
+                fell, False, self.exact
+            )  # where it was, there was more to gain
             rows = select_mask(fell, False, rows) & (at.left >= 1)
             gamma = 0.25 * gamma
 

@@ -180,8 +180,9 @@ class Objective(ABC):
         """The curvature of f and the rounding of its gradient at x, both (..., n).
 
         By default the largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.
-        What ∇f(x) is the sum of is not known then; for a function with that curvature it is of the
-        size of its change from 0 to x.
+        What ∇f(x) is the sum of is not known then; for a function with that curvature c it is of
+        the size of its change from 0 to x. And it is of that of √(2c|f|), as ‖∇f‖² ≤ 2cf holds for
+        any f ≥ 0 and f is a sum of terms that are no smaller.
         """
         fixed = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign() + 0.1
         curvature = torch.zeros_like(x[..., :1])
@@ -192,7 +193,9 @@ class Objective(ABC):
             along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
             along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
             curvature = torch.where(along > curvature, along, curvature)
-        return scale_of_terms(curvature, x, gradient.abs().amax(-1, keepdim=True))
+        typical = (2 * curvature).sqrt() * self.value(x).detach().abs().sqrt().unsqueeze(-1)
+        largest = gradient.abs().amax(-1, keepdim=True)
+        return scale_of_terms(curvature, x, torch.maximum(largest, typical))
 
     @property
     def recordable(self) -> bool:

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from dfwlayer.constraints.knapsack import Knapsack
 
 import dfwlayer as dfw
+from dfwlayer import CappedSimplex, PlaneCut
 from helpers import F64
 
 DTYPES = (torch.float32, torch.float64)
@@ -216,3 +218,35 @@ def test_messages_of_sets_that_make_no_sense():
         dfw.solve(f, dfw.CappedSimplex(1.0, torch.full((4,), 0.2)))
     with pytest.raises(ValueError, match="cap: batch of 3 problems does not go with the 2 of q"):
         dfw.solve(f, dfw.CappedSimplex(1.0, torch.ones(3, 4)))
+
+
+def test_a_search_ends_where_there_is_nothing_to_find(monkeypatch):
+    """Rows whose bounds do not reach the radius take no steps, so that others do not wait."""
+    calls = []
+    at = Knapsack._at
+    monkeypatch.setattr(Knapsack, "_at", lambda self, theta: calls.append(1) or at(self, theta))
+    gen = torch.Generator().manual_seed(0)
+    z = 10 * torch.randn(64, 40, generator=gen, dtype=torch.float64)
+    lower, upper = torch.zeros_like(z), torch.rand(64, 40, generator=gen, dtype=torch.float64)
+    total = upper.sum(-1, keepdim=True) * torch.linspace(0.5, 1.5, 64).double().unsqueeze(-1)
+    x = Knapsack(z, torch.ones(1).double(), lower, upper, total).nearest()
+    expected = torch.minimum(total, upper.sum(-1, keepdim=True))
+    assert torch.allclose(x.sum(-1, keepdim=True), expected, rtol=1e-14)
+    assert len(calls) <= 40
+
+
+@pytest.mark.parametrize("off", [-3e-9, 3e-9])
+def test_a_plane_that_misses_the_set_by_rounding(monkeypatch, off):
+    """A level given in float32 may be beyond what a set with one point reaches in double."""
+    calls = []
+    nearest = Knapsack.nearest
+    monkeypatch.setattr(Knapsack, "nearest", lambda self: calls.append(1) or nearest(self))
+    gen = torch.Generator().manual_seed(0)
+    cap = torch.rand(5, 8, generator=gen, dtype=torch.float64) + 0.5
+    normal = torch.randn(5, 8, generator=gen, dtype=torch.float64)
+    level = (normal * cap).sum(-1) + off
+    single = PlaneCut(CappedSimplex(cap.sum(-1), cap), normal, level)
+    z = torch.randn(5, 8, generator=gen, dtype=torch.float64)
+    x = single.bind((8,), z.dtype, z.device).project(z)
+    assert torch.allclose(x, cap, rtol=1e-14)
+    assert len(calls) <= 100

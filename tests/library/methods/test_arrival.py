@@ -381,3 +381,61 @@ def test_least_squares_with_few_rows_over_ellipsoids(dtype):
         np.linalg.solve(axes.double().numpy().swapaxes(-1, -2), g[..., None])[..., 0], axis=-1
     )
     arrived(sol, (g * x).sum(-1) + radius.double().numpy() * most, b)
+
+
+HUBER_SETS = {
+    "Box": lambda like: Box(-1e8 * torch.ones_like(like), 1e8 * torch.ones_like(like)),
+    "LpBall 1": lambda like: LpBall(1, 1e3),  # noqa: ARG005
+    "LpBall 1.05": lambda like: LpBall(1.05, 1e3),  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("name", HUBER_SETS)
+def test_bends_that_are_narrow_beside_the_set(name, dtype):
+    """Nearly a linear program: f is a sum of |r_i| but for bends of 0.3."""
+    gen = generator(3)
+    rows, n = 8, 6
+    F, d, c = randn(n + 1, n, gen=gen), randn(rows, n + 1, gen=gen), randn(rows, n, gen=gen)
+    F, d, c = (t.to(dtype) for t in (F / n**0.5, d, 0.2 * c))
+
+    def huber(x, F, d, c):
+        r = x @ F.mT - d
+        bent = torch.where(r.abs() < 0.3, 0.5 * r * r, 0.3 * (r.abs() - 0.15))
+        return bent.sum(-1) + (c * x).sum(-1)
+
+    sol = solve(Smooth(huber, F, d, c, shape=(n,)), HUBER_SETS[name](c[0]))
+    ends = {Status.CONVERGED} | ({Status.ROUNDING_FLOOR} if dtype == torch.float32 else set())
+    assert {Status(s) for s in sol.status.tolist()} <= ends
+    if dtype == torch.float32:
+        F, d, c = F.double(), d.double(), c.double()
+        wide = solve(Smooth(huber, F, d, c, shape=(n,)), HUBER_SETS[name](c[0]))
+        # rounding of x to float32 raises f by as much
+        rounding = 2e-7 * (sol.x.abs().double() @ (F.abs().sum(0) + c.abs()).mT).amax(-1)
+        higher = huber(sol.x.double(), F, d, c) - wide.value
+        assert (higher <= 1e-5 * wide.value.abs() + 16 * rounding).all()
+
+
+def test_a_minimum_where_the_terms_of_the_gradient_cancel():
+    """At x = 0 with ∇f = 0 nothing but f itself tells how large the terms of ∇f are."""
+    shift = torch.linspace(-3, 3, 25, dtype=D).reshape(-1, 1)
+
+    def f(x, shift):
+        pair = torch.cat((x + shift, x + shift), -1)
+        return torch.logsumexp(pair, -1) + (0.25 * x * x - x).sum(-1)
+
+    sol = solve(Smooth(f, shift, shape=(1,)), LpBall(torch.inf, 2.0))
+    assert (sol.status == Status.CONVERGED).all()
+    assert (sol.x.abs() < 1e-14).all()
+
+
+def test_correlated_columns_over_a_ball_next_to_the_cross_polytope():
+    """Near zero the curvature of the ball is beyond that of f by more than a double has digits."""
+    gen = generator(0)
+    n = 10
+    A = 0.05 * randn(60, 12, n, gen=gen) + randn(60, 12, 1, gen=gen)
+    b = randn(60, 12, gen=gen)
+    radius = 0.5 * torch.rand(60, generator=gen, dtype=D)
+    sol = solve(LeastSquares(A.float(), b.float()), LpBall(1.05, radius.float()))
+    assert ((sol.status == Status.CONVERGED) | (sol.status == Status.ROUNDING_FLOOR)).all()
+    assert (sol.gap <= 1e-4 * sol.value).all()

@@ -139,3 +139,20 @@ def test_batch_of_one_and_one_dimension(method, p):
         )
         assert sol.x.shape == (1, 1)
         assert float(sol.x) == pytest.approx(max(-t / abs(w), min(t / abs(w), -b / 2)), rel=1e-4)
+
+
+def test_a_radius_that_is_barely_enough():
+    """A ball that just reaches the minimiser: alone and in a batch x is exact on its face."""
+    gen = torch.Generator().manual_seed(0)
+    rows, n = 120, 12
+    R = torch.randn(n, n, generator=gen, dtype=torch.float64)
+    P = R.mT @ R / n + 0.1 * torch.eye(n, dtype=torch.float64)
+    q = torch.randn(rows, n, generator=gen, dtype=torch.float64)
+    weight = torch.rand(n, generator=gen, dtype=torch.float64) + 0.5
+    size = (weight * torch.linalg.solve(P, -q.mT).mT).abs().sum(-1)
+    radius = size * (1 + torch.tensor([-1e-3, -1e-6, 0.0, 1e-6]).double().repeat(rows // 4))
+    x = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, radius, weight)).x
+    alone = torch.stack(
+        [dfw.solve(dfw.Quadratic(P, q[i]), dfw.LpBall(1, radius[i], weight)).x for i in range(rows)]
+    )
+    assert ((x - alone).abs().amax(-1) <= 1e-12 * x.abs().amax(-1)).all()
