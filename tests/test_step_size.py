@@ -221,3 +221,32 @@ def test_dfw_to_the_letter():
     assert sol.num_steps == k + 1
     assert sol.status == dfw.Status.CONVERGED
     close(sol.x, x, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["frank-wolfe", "active-set"])
+def test_a_rounding_floor_is_one(method):
+    """Where f no longer shows a decrease, its slopes do: quartics, whose minima are flat."""
+    gen = torch.Generator().manual_seed(26)
+    rows, n = 300, 4
+    F = torch.randn(rows, 5, n, generator=gen)
+    d, c = torch.randn(rows, 5, generator=gen), torch.randn(rows, n, generator=gen)
+
+    def quartic(x, F, d, c):
+        r = (F @ x.unsqueeze(-1)).squeeze(-1) - d
+        return 0.25 * r.pow(4).sum(-1) + (c * x).sum(-1)
+
+    def solved(dtype, **options):
+        objective = dfw.Smooth(quartic, *(v.to(dtype) for v in (F, d, c)), shape=n)
+        return dfw.solve(objective, dfw.Box(-0.5, 0.5), **options)
+
+    sol = solved(torch.float32, method=method, tol=0.0, max_steps=200)
+    best = quartic(solved(F64, tol=1e-10).x, F.double(), d.double(), c.double())
+    x, F, d, c = (v.double() for v in (sol.x, F, d, c))
+    r, inner = (F @ x[..., None])[..., 0] - d, (F.abs() @ x.abs()[..., None])[..., 0] + d.abs()
+    bend = r.abs() ** 3 + 3 * r**2 * inner
+    size = (F.mT.abs() @ bend[..., None])[..., 0] + c.abs()
+    floor = torch.finfo(torch.float32).eps * (size * (x.abs() + 0.5)).sum(-1)
+    ended = sol.status == dfw.Status.ROUNDING_FLOOR
+    assert ended.any()
+    lost = quartic(x, F, d, c) - best
+    assert (lost <= 4 * floor)[ended].all()
