@@ -270,32 +270,43 @@ def _bend(
 
 
 class _Model(NamedTuple):
-    """f − f(x) ≈ ⟨slope, δ⟩ + ½⟨δ, gram δ⟩ for changes δ of the weights, in some unit."""
+    """f(x + p) − f(x) ≈ ⟨slope, p⟩ + ½⟨p, hessian p⟩ for steps p = Σ δ_i place_i.
 
-    gram: Tensor  # (..., m, m), double
-    slope: Tensor  # (..., m), double
+    Places are coordinates of the points as seen from x: with sides of a set that differ by many
+    orders of magnitude, products of ways to its points would hide the curvature along short ones.
+    """
+
+    places: Tensor  # (..., m, k), double
+    hessian: Tensor  # (..., k, k), double
+    slope: Tensor  # (..., k), double
 
     @classmethod
     def of(cls, objective: Objective, state: _State) -> _Model:
-        """From products of ∇²f with the way to each point, in units of the longest of them."""
-        points, x = state.hull.points.double(), state.hull.mean()
-        offsets = points - x.unsqueeze(-2)
-        size = offsets.abs().amax((-2, -1))
-        size = torch.where(size > 0, size, 1)
-        offsets = offsets / size[..., None, None]
-        products = [objective.hvp(state.x, o.to(state.x.dtype)) for o in offsets.unbind(-2)]
-        unit, steep = _unit(state.gradient.double())
-        gram = offsets @ torch.stack(products, -2).double().mT
-        gram = 0.5 * (gram + gram.mT) * (size / steep)[..., None, None]
-        return cls(torch.nan_to_num(gram), (offsets @ unit.unsqueeze(-1)).squeeze(-1))
+        """From products of ∇²f with a basis, that of all coordinates or of the points' span."""
+        places = state.hull.points.double() - state.hull.mean().unsqueeze(-2)
+        m, n = places.shape[-2:]
+        slope, like = state.gradient.double(), state.x
+        basis = torch.eye(n, dtype=torch.float64, device=like.device).expand(*like.shape[:-1], n, n)
+        if m < n:
+            basis = torch.linalg.svd(places, full_matrices=False).Vh
+        products = [objective.hvp(like, v.to(like.dtype)) for v in basis.unbind(-2)]
+        hessian = basis @ torch.stack(products, -1).double()
+        if m < n:
+            places, slope = places @ basis.mT, (basis @ slope.unsqueeze(-1)).squeeze(-1)
+        return cls(places, torch.nan_to_num(0.5 * (hessian + hessian.mT)), slope)
+
+    def step(self, change: Tensor) -> Tensor:  # (..., m) -> (..., k)
+        """p for changes of the weights."""
+        return (change.unsqueeze(-2) @ self.places).squeeze(-2)
+
+    def times(self, step: Tensor) -> Tensor:  # (..., k) -> (..., k)
+        """∇²f p."""
+        return (self.hessian @ step.unsqueeze(-1)).squeeze(-1)
 
     def lowered(self, change: Tensor) -> Tensor:  # (..., m) -> (...)
         """How much a change of the weights lowers the model."""
-        return -dot(self.slope + 0.5 * self.times(change), change)
-
-    def times(self, change: Tensor) -> Tensor:
-        """gram δ."""
-        return (self.gram @ change.unsqueeze(-1)).squeeze(-1)
+        step = self.step(change)
+        return -dot(self.slope + 0.5 * self.times(step), step)
 
 
 def _step(
@@ -313,7 +324,8 @@ def _step(
         short = torch.zeros_like(going)
         if k == 0:
             plain = toward - weights
-            slope, bend = dot(model.slope, plain), dot(plain, model.times(plain))
+            way = model.step(plain)
+            slope, bend = dot(model.slope, way), dot(way, model.times(way))
             length = torch.where(bend > -slope, -slope / torch.where(bend > 0, bend, 1), 1)
             vertexwards = weights + length.clamp(0, 1).unsqueeze(-1) * plain
             promised = model.lowered(vertexwards - weights)
@@ -337,50 +349,55 @@ def _step(
 
 def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, eps: float) -> Tensor:
     """Weights (..., m) that minimise the model, for the problems that go on."""
-    first, slope = weights, model.slope
-    level = model.gram.diagonal(dim1=-2, dim2=-1).abs().amax(-1, keepdim=True)
-    level = torch.maximum(level, slope.abs().amax(-1, keepdim=True))
-    level = torch.where(level > 0, level, 1)
-    gram = model.gram / level.unsqueeze(-1)
-    # a little more curvature chooses among the weights of dependent points, and makes up for
-    # products with ∇²f that are off by eps, or for an f that is not convex
-    least = torch.linalg.eigvalsh(gram)[..., :1]
-    ridge = max(RIDGE, 8 * eps) + 2 * (-least).clamp_min(0)
-    used = (weights > 0) | (toward > 0)
-    done = ~going
+    if not bool(going.any()):
+        return weights
+    out = weights.clone()
+    places, hessian, slope = (part[going] for part in model)
+    weights, used = weights[going], (weights[going] > 0) | (toward[going] > 0)
+    # a little more curvature makes up for products with ∇²f that are off by eps, or for an f that
+    # is not convex
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    level = torch.where((top := eigenvalues.abs().amax(-1, keepdim=True)) > 0, top, 1)
+    ridge = max(RIDGE, 8 * eps) * level + 2 * (-eigenvalues[..., :1]).clamp_min(0)
+    hessian = hessian + torch.diag_embed(ridge.expand_as(slope))
+    done = torch.zeros_like(used[..., :1])
     for _ in range(weights.shape[-1]):
-        change = _affine_step(gram, slope / level, used, ridge)
+        change = _affine_step(places, hessian, slope, used)
         falling = used & (change < 0)
         room = torch.where(falling, weights / torch.where(falling, -change, 1), torch.inf)
         limit = room.amin(-1, keepdim=True)
-        length = torch.where(done.unsqueeze(-1), 0, limit.clamp(max=1))
+        length = torch.where(done, 0, limit.clamp(max=1))
         weights = (weights + length * change).clamp_min(0)
-        slope = slope + length * model.times(change)
-        dropped = (room <= limit) & (limit < 1) & ~done.unsqueeze(-1)
+        step = length.unsqueeze(-1) * (change.unsqueeze(-2) @ places)
+        slope = slope + (step @ hessian).squeeze(-2)
+        dropped = (room <= limit) & (limit < 1) & ~done
         weights, used = torch.where(dropped, 0, weights), used & ~dropped
-        done = done | (limit.squeeze(-1) >= 1)
+        done = done | (limit >= 1)
         if bool(done.all()):
             break
-    return where_rows(going, weights / weights.sum(-1, keepdim=True), first)
+    out[going] = weights / weights.sum(-1, keepdim=True)
+    return out
 
 
-def _affine_step(gram: Tensor, slope: Tensor, used: Tensor, ridge: Tensor) -> Tensor:
-    """δ with the least ½⟨δ, Gδ⟩ + ⟨slope, δ⟩ among those with sum 0 that leave the unused at 0.
+def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -> Tensor:
+    """δ with sum 0 that leaves the unused at 0, of the least ⟨slope, p⟩ + ½⟨p, hessian p⟩.
 
-    Where G has no curvature and the slope does not vanish, δ is very long.
+    With C = USVᵀ the used places around their middle, p = Vz for δ = US⁻¹z. A direction that is
+    rounding in C is none; where points are dependent, δ is the shortest of those with that p.
     """
-    mask = used.to(gram.dtype)
-    m = gram.shape[-1]
-    inner = gram * mask.unsqueeze(-1) * mask.unsqueeze(-2)
-    inner.diagonal(dim1=-2, dim2=-1).add_(1 - mask + ridge)
-    border = mask.unsqueeze(-1)
-    corner = torch.zeros_like(border[..., :1, :])
-    matrix = torch.cat((torch.cat((inner, border), -1), torch.cat((border.mT, corner), -1)), -2)
-    right = torch.nn.functional.pad(-slope * mask, (0, 1)).unsqueeze(-1)
-    found = torch.linalg.solve_ex(matrix, right).result
-    found = found + torch.linalg.solve_ex(matrix, right - matrix @ found).result
-    change = found[..., :m, 0] * mask
-    sound = torch.isfinite(change).all(-1) & (dot(slope, change) < 0)
+    mask = used.to(places.dtype).unsqueeze(-1)
+    middle = (mask * places).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+    U, S, Vh = torch.linalg.svd(mask * (places - middle), full_matrices=False)
+    rounding = 16 * torch.finfo(S.dtype).eps * places.shape[-2] ** 0.5
+    sure = S > rounding * S.amax(-1, keepdim=True)
+    rows = Vh * sure.unsqueeze(-1)
+    inner = rows @ hessian @ rows.mT + torch.diag_embed((~sure).to(S.dtype))
+    right = -(rows @ slope.unsqueeze(-1))
+    z = torch.linalg.solve_ex(inner, right).result.squeeze(-1)
+    change = (U @ (torch.where(sure, z / torch.where(sure, S, 1), 0)).unsqueeze(-1)) * mask
+    change = change.squeeze(-1)
+    step = (change.unsqueeze(-2) @ places).squeeze(-2)
+    sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)
     return where_rows(sound, change, 0)
 
 
