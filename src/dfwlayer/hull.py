@@ -11,15 +11,15 @@ from torch import Tensor
 
 from dfwlayer.linalg import dot, norm, where_rows
 from dfwlayer.objectives.base import Objective
+from dfwlayer.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.solution import Status
 
 __all__ = ["Descent", "Hull", "descend_over_hull", "span"]
 
 NEWTON = 3  # models of an f that is not quadratic before the oracle is asked again
 TRIALS = 40  # lengths that a line search may try; each is up to four times shorter than the last
-PATIENCE = (
-    2  # steps in a row that lower f by no more than rounding, after which nothing else is left
-)
+FURTHEST = 2.0**20  # times the step to a model's minimum that a line search may go
+PATIENCE = 2  # steps in a row that lower f by no more than rounding: nothing else is left
 WANDER = 10  # steps in a row without a lower f or gap, likewise
 ARMIJO = 0.1  # the part of the decrease that the slope promises which a step has to keep
 FLAT = 0.5  # a step is long enough where this part of the slope is gone
@@ -104,7 +104,7 @@ class Descent(NamedTuple):
     hull: Hull
     x: Tensor  # (..., n)
     gradient: Tensor  # (..., n), ∇f(x)
-    terms: Tensor  # (..., n), double, the size of what ∇f(x) is a sum of; see `_terms`
+    scale: Scale  # at x, in double
     num_steps: Tensor  # (...), calls of the oracle
     status: Tensor  # (...)
 
@@ -156,7 +156,7 @@ def descend_over_hull(
     idle, after = torch.zeros_like(status), torch.zeros_like(status)
     lowest = torch.full_like(state.value, torch.inf, dtype=torch.float64)
     least = lowest.clone()
-    terms, (bound, bent_down) = _terms(objective, state), _curvature(objective, state.x)
+    scale, (bound, bent_down) = _scale(objective, state), _curvature(objective, state.x)
     finfo = torch.finfo(start.dtype)
     for _ in range(max_steps):
         vertex = oracle(state.gradient)
@@ -168,7 +168,7 @@ def descend_over_hull(
         # with a margin for the rounding of the final certificate, which has the last word
         enough = tol * state.value.double().abs().clamp_min(finfo.tiny)
         close = gap <= 0.9 * enough
-        noise = finfo.eps * dot(terms, d.abs())
+        noise = scale.blur(d).squeeze(-1) / ROUNDING
         lost = gap <= noise
         if settle:
             known = (hull.weights * toward).sum(-1) > 0
@@ -186,12 +186,12 @@ def descend_over_hull(
         if not bool(going.any()):
             break
         steps = steps + going
-        state, lowered = _step(objective, state._replace(hull=hull), toward, terms, going)
+        state, lowered = _step(objective, state._replace(hull=hull), toward, scale, going)
         state = state._replace(hull=state.hull.pruned())
-        terms = _terms(objective, state)
+        scale = _scale(objective, state)
         stalled = torch.where(lowered, 0, stalled + 1)
     status = torch.where(bent_down, int(Status.NOT_CONVEX), status)
-    return Descent(state.hull, state.x, state.gradient, terms, steps, status)
+    return Descent(state.hull, state.x, state.gradient, scale, steps, status)
 
 
 def _usable(
@@ -218,18 +218,15 @@ def _usable(
     return _State(Hull.of(x), x, value, where_rows(good, gradient, 0)), going & good
 
 
-def _terms(objective: Objective, state: _State) -> Tensor:  # (..., n), double
-    """|∇f(x)| + |∇²f(x) x|: what ∇f(x) is computed from, so that it is off by eps times that.
+def _scale(objective: Objective, state: _State) -> Scale:
+    """The objective's at x, in double precision.
 
     x is a sum itself, in double precision, of points that may be larger than it.
     """
-    ratio = torch.finfo(torch.float64).eps / torch.finfo(state.x.dtype).eps
+    scale = Scale(*(part.double() for part in objective.scale(state.x, state.gradient)))
     sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
-    x = state.x.double()
-    unit, size = _unit(x + torch.copysign(ratio * sizes, x))
-    product = objective.hvp(state.x, unit.to(state.x.dtype)).double().abs() * size.unsqueeze(-1)
-    terms = state.gradient.double().abs() + product
-    return torch.where(torch.isfinite(terms), terms, 0)
+    scale = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
+    return scale._replace(noise=torch.where(torch.isfinite(scale.noise), scale.noise, 0))
 
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
@@ -310,7 +307,7 @@ class _Model(NamedTuple):
 
 
 def _step(
-    objective: Objective, state: _State, toward: Tensor, terms: Tensor, going: Tensor
+    objective: Objective, state: _State, toward: Tensor, scale: Scale, going: Tensor
 ) -> tuple[_State, Tensor]:
     """One step with a vertex that is in the hull, and whether it lowered f beyond rounding."""
     before, open_ = state, going
@@ -339,9 +336,10 @@ def _step(
             found, kept = other.where(lower, found), kept | lower
         d = found.hull.mean() - state.hull.mean()
         down = -0.5 * dot(state.gradient.double() + found.gradient.double(), d)
-        moved = (found.x != state.x).any(-1) & (down > 4 * eps * dot(terms, d.abs()))
+        moved = (found.x != state.x).any(-1) & (down > 4 / ROUNDING * scale.blur(d).squeeze(-1))
         lowered = lowered | (open_ & kept & (moved | (found.value < before.value)))
-        state, open_ = found, open_ & kept & moved
+        # a model that is good for a small part of its step only is not worth another one
+        state, open_ = found, open_ & kept & moved & (reached >= 0.25)
         if not bool(open_.any()):
             break
     return state, lowered
@@ -387,15 +385,13 @@ def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -
     """
     mask = used.to(places.dtype).unsqueeze(-1)
     middle = (mask * places).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
-    U, S, Vh = torch.linalg.svd(mask * (places - middle), full_matrices=False)
-    rounding = 16 * torch.finfo(S.dtype).eps * places.shape[-2] ** 0.5
-    sure = S > rounding * S.amax(-1, keepdim=True)
-    rows = Vh * sure.unsqueeze(-1)
-    inner = rows @ hessian @ rows.mT + torch.diag_embed((~sure).to(S.dtype))
-    right = -(rows @ slope.unsqueeze(-1))
-    z = torch.linalg.solve_ex(inner, right).result.squeeze(-1)
-    change = (U @ (torch.where(sure, z / torch.where(sure, S, 1), 0)).unsqueeze(-1)) * mask
-    change = change.squeeze(-1)
+    left, sizes, rows = torch.linalg.svd(mask * (places - middle), full_matrices=False)
+    rounding = 16 * torch.finfo(sizes.dtype).eps * places.shape[-2] ** 0.5
+    sure = sizes > rounding * sizes.amax(-1, keepdim=True)
+    rows = rows * sure.unsqueeze(-1)
+    inner = rows @ hessian @ rows.mT + torch.diag_embed((~sure).to(sizes.dtype))
+    z = -torch.linalg.solve_ex(inner, rows @ slope.unsqueeze(-1)).result
+    change = (mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))).squeeze(-1)
     step = (change.unsqueeze(-2) @ places).squeeze(-2)
     sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)
     return where_rows(sound, change, 0)
@@ -419,6 +415,8 @@ def _searched(
     """
     hull, old = state.hull, state.hull.weights
     change = target - old
+    # of sum zero to the last digit, as a multiple of it may be taken
+    change = change.scatter_add(-1, old.argmax(-1, keepdim=True), -change.sum(-1, keepdim=True))
     # from x, as what the points have in common would only add its rounding
     d = Hull(hull.points.double() - hull.mean().unsqueeze(-2), old).sum_of(change)
     slope = dot(state.gradient.double(), d)
@@ -428,11 +426,15 @@ def _searched(
         4 * finfo.eps * (value.abs() + dot(state.gradient.double().abs(), state.x.double().abs()))
     )
     length = torch.ones_like(slope) if first is None else first
+    # beyond the target, where the slope says so, up to where a weight is zero
+    room = torch.where(change < 0, -old / torch.where(change < 0, change, 1), FURTHEST)
+    most = room.amin(-1).clamp(1, FURTHEST)
     low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
     found, reached = state, torch.zeros_like(slope)
     searching = going & (slope < 0)
     for _ in range(TRIALS):
-        weights = torch.lerp(old, target, length.unsqueeze(-1)).clamp_min(0)
+        weights = (old + length.unsqueeze(-1) * change).clamp_min(0)
+        weights = weights / weights.sum(-1, keepdim=True)
         mixed = Hull(hull.points, where_rows(searching, weights, found.hull.weights))
         x = where_rows(searching, mixed.combination(), found.x)
         f, gradient = objective.value_and_gradient(x)
@@ -444,10 +446,11 @@ def _searched(
         found = _State(mixed, x, f, gradient).where(taken, found)
         reached = torch.where(taken, length, reached)
         low, high = torch.where(taken, length, low), torch.where(taken, high, length)
-        short = taken & (after < FLAT * slope) & (length < 1) & (high > 2 * low)
+        short = taken & (after < FLAT * slope) & (length < most) & (high > 2 * low)
         searching = searching & (short | (~taken & ~((low > 0) & (high <= 2 * low))))
         if not bool(searching.any()):
             break
-        beyond = torch.where(torch.isfinite(high), 0.5 * (low + high), (4 * length).clamp(max=1))
+        further = torch.minimum(4 * length, most)
+        beyond = torch.where(torch.isfinite(high), 0.5 * (low + high), further)
         length = torch.where(low > 0, beyond, 0.25 * length)
     return found, reached > 0, reached

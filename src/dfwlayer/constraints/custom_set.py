@@ -15,7 +15,7 @@ from dfwlayer.constraints.base import Atoms
 from dfwlayer.hull import Descent, descend_over_hull, span
 from dfwlayer.linalg import dot, norm
 from dfwlayer.objectives.quadratic import Quadratic
-from dfwlayer.scale import ROUNDING, Scale
+from dfwlayer.scale import ROUNDING, Scale, scale_of_terms
 
 __all__ = ["CustomSet"]
 
@@ -146,12 +146,10 @@ class CustomSet:
 
         See `face_of_hull`. Without a scale g itself stands in for what it is the sum of.
         """
-        terms = g.abs() + x.abs() * g.abs().amax(-1, keepdim=True)
-        if scale is not None:
-            terms = (scale.noise / (ROUNDING * torch.finfo(x.dtype).eps)).expand_as(x)
-        terms = terms.double()
-        found = self._nearest(x)._replace(x=x, gradient=g, terms=terms)
-        return self.face_of_hull(found)
+        if scale is None:
+            curvature = g.abs().amax(-1, keepdim=True)
+            scale = scale_of_terms(curvature, x, g.abs())
+        return self.face_of_hull(self._nearest(x)._replace(x=x, gradient=g, scale=scale))
 
     def face_of_hull(self, found: Descent) -> HullFace:
         """The affine hull of all points s of the set with ⟨g, s − x⟩ = 0, g = ∇f(x).
@@ -168,12 +166,13 @@ class CustomSet:
         hull, x = found.hull, found.hull.mean()
         eps = torch.finfo(self.dtype or found.x.dtype).eps  # of what ``vertex`` is asked in
         points, used = hull.points.double(), hull.in_use(eps)
-        g, terms = found.gradient.double(), found.terms
+        g, scale = found.gradient.double(), Scale(*(part.double() for part in found.scale))
         basis = span(points, used, eps)
         # what the slope does to points in use is what is left of the solver's own rounding
         left = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
         left = 2 * left.abs().amax(-1)
-        level = terms.amax(-1, keepdim=True)
+        own = torch.finfo(found.x.dtype).eps
+        level = scale.noise.amax(-1, keepdim=True) / (ROUNDING * own)
         level = torch.where(level > 0, level, 1)
         generator = torch.Generator().manual_seed(0)
         for _ in range(x.shape[-1]):
@@ -188,7 +187,7 @@ class CustomSet:
                 cost = g / level + sign * eps**0.5 * beside
                 point = self.vertex((cost * level).to(found.x.dtype)).double()
                 way = point - x
-                even = dot(g, way) <= left + 16 * eps * dot(terms, way.abs())
+                even = dot(g, way) <= left + 2 * eps / own * scale.blur(way).squeeze(-1)
                 size = torch.maximum(norm(point), norm(x))
                 off = norm(way - _onto(basis, way)) > (1e-8 * norm(way)).clamp_min(256 * eps * size)
                 new = (even & off & (beside != 0).any(-1)).unsqueeze(-1)
