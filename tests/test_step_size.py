@@ -223,6 +223,32 @@ def test_dfw_to_the_letter():
     close(sol.x, x, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+@pytest.mark.parametrize("method", ["frank-wolfe", "dfw"])
+def test_backtracking_in_any_units_of_the_variable(method, unit):
+    """Powers of two change no digit: the same steps, also where f is flat or bent at the start."""
+    gen = torch.Generator().manual_seed(27)
+    F, d = (torch.randn(*size, generator=gen, dtype=F64) for size in ((20, 5, 4), (20, 5)))
+
+    def quartic(x, F, d, u):
+        return 0.25 * ((F @ (x / u).unsqueeze(-1)).squeeze(-1) - d).pow(4).sum(-1)
+
+    def huber(x, F, d, u):
+        r = (F @ (x / u).unsqueeze(-1)).squeeze(-1) - 4 * d
+        return torch.where(r.abs() < 0.3, 0.5 * r * r, 0.3 * (r.abs() - 0.15)).sum(-1)
+
+    def solved(fn, u):
+        objective = dfw.Smooth(fn, F, d, u, shape=4)
+        # the noise of a soft vertex has a size that the units of its cost change
+        heat = 0.1 / u if method == "dfw" else None
+        return dfw.solve(objective, dfw.LpBall(2, u), method=method, max_steps=60, temperature=heat)
+
+    for fn in (quartic, huber):
+        sol, plain = solved(fn, unit), solved(fn, 1.0)
+        close(sol.x / unit, plain.x, rtol=0, atol=1e-9)
+        assert torch.equal(sol.num_steps, plain.num_steps)
+
+
 @pytest.mark.parametrize("method", ["frank-wolfe", "active-set"])
 def test_a_rounding_floor_is_one(method):
     """Where f no longer shows a decrease, its slopes do: quartics, whose minima are flat."""

@@ -147,7 +147,7 @@ class Backtracking:
         object.__setattr__(self, "trials", as_integer("trials", self.trials, 1))
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
-        """First M from the change of the gradient along a small step."""
+        """First M from the curvature along the gradient, or from the first step where it is 0."""
         return _Backtrack(self, objective, _first_estimate(objective, x))
 
 
@@ -162,7 +162,9 @@ class _Backtrack:
 
     def __call__(self, query: Query) -> Tensor:
         with torch.no_grad():
-            estimate = self.lipschitz * self.rule.shrink
+            known = self.lipschitz > 0
+            lower = self.lipschitz * self.rule.shrink
+            estimate = torch.where(known, lower, _going_all_the_way(query))
             accepted = self._accepts(query, estimate)
             for trial in range(1, self.rule.trials + 1):
                 if _none(~accepted):
@@ -281,15 +283,18 @@ def _lipschitz(
 
 
 def _first_estimate(objective: Objective, x: Tensor) -> Tensor:
-    """A power of two near the curvature at x along −∇f; one where the gradient is zero."""
+    """A power of two near the curvature at x along −∇f; zero where there is none."""
     with torch.no_grad():
-        gradient = objective.gradient(x)
-        d, _ = _unit_scale(gradient)
-        reach = x.abs().amax(-1).clamp_min(1).unsqueeze(-1)
-        small = torch.finfo(x.dtype).eps ** 0.5 * reach
-        change = objective.gradient(x - small * d) - gradient
+        d, _ = _unit_scale(objective.gradient(x))
         square = dot(d, d)
-        estimate = -dot(change, d) / (small.squeeze(-1) * torch.where(square > 0, square, 1))
-        usable = torch.isfinite(estimate) & (estimate > 0)
-        estimate = torch.where(usable, estimate, 1)
-        return torch.exp2(torch.ceil(torch.log2(estimate)))
+        estimate = dot(d, objective.hvp(x, d)) / torch.where(square > 0, square, 1)
+        power = torch.exp2(torch.ceil(torch.log2(estimate)))
+        return torch.where((estimate > 0) & torch.isfinite(power), power, 0)
+
+
+def _going_all_the_way(query: Query) -> Tensor:
+    """The M with which a short step ends at γ = 1, whatever the units; one where none does."""
+    d, size = _unit_scale(query.direction)
+    square = size * dot(d, d)
+    estimate = -dot(query.gradient, d) / torch.where(square > 0, square, 1)
+    return torch.where((estimate > 0) & torch.isfinite(estimate), estimate, 1)
