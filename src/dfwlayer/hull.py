@@ -191,7 +191,10 @@ def descend_over_hull(
         scale = _scale(objective, state)
         stalled = torch.where(lowered, 0, stalled + 1)
     status = torch.where(bent_down, int(Status.NOT_CONVEX), status)
-    return Descent(state.hull, state.x, state.gradient, scale, steps, status)
+    # x is a sum, in double precision, of points that may be larger than it
+    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
+    blurred = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
+    return Descent(state.hull, state.x, state.gradient, blurred, steps, status)
 
 
 def _usable(
@@ -219,14 +222,9 @@ def _usable(
 
 
 def _scale(objective: Objective, state: _State) -> Scale:
-    """The objective's at x, in double precision.
-
-    x is a sum itself, in double precision, of points that may be larger than it.
-    """
-    scale = Scale(*(part.double() for part in objective.scale(state.x, state.gradient)))
-    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
-    scale = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
-    return scale._replace(noise=torch.where(torch.isfinite(scale.noise), scale.noise, 0))
+    """The objective's at x, in double precision; what is out of range counts as zero."""
+    curvature, noise = (part.double() for part in objective.scale(state.x, state.gradient))
+    return Scale(curvature, torch.where(torch.isfinite(noise), noise, 0))
 
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
