@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.linalg.rows import dot, where_rows
+from dfwlayer.linalg.rows import dot, norm, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
@@ -161,15 +161,20 @@ def iterate(
 
 def start_rule(problem: Problem, x: Tensor, settings: Settings) -> Rule:
     """The rule asked for; by default the short step, or backtracking where L is not known."""
-    rule = settings.step_size
-    if rule is None:
-        known = problem.objective.quadratic or problem.objective.curvature() is not None
-        rule = ShortStep() if known else Backtracking()
-    return rule.start(problem.objective, x)
+    objective = problem.objective
+    if settings.step_size is not None:
+        return settings.step_size.start(objective, x)
+    if objective.quadratic or objective.curvature() is not None:
+        return ShortStep().start(objective, x, settings.resolution)
+    return Backtracking().start(objective, x)
 
 
-def move(problem: Problem, rule: Rule, state: State, query: Query, x: Tensor) -> State:
+def move(
+    problem: Problem, rule: Rule, state: State, query: Query, x: Tensor, resolution: float = 0.0
+) -> State:
     """Accept x (the constrained part of the next point) for the problems that are active.
+
+    ``resolution`` is the rounding of the data, where they are less precise than their dtype.
 
     Unbounded coordinates take a gradient step of length 1/L: the L-smooth upper bound is
     separable, so both moves at once lower it by the sum of what each would.
@@ -188,16 +193,22 @@ def move(problem: Problem, rule: Rule, state: State, query: Query, x: Tensor) ->
         state.active,
         state.num_steps + state.active,
         state.status,
-        state.bent_down | bends_down(state, x, gradient),
+        state.bent_down | bends_down(rule, state, x, gradient, resolution),
     )
 
 
-def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
-    """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding."""
+def bends_down(rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution: float) -> Tensor:
+    """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding.
+
+    The terms of ∇f(x) are of size L‖x‖ also where ∇f(x) is small, as far as L has been found.
+    """
     with torch.no_grad():
         d, change = x - state.x, gradient - state.gradient
         size = (d.abs() * (gradient.abs() + state.gradient.abs())).sum(-1)
-        rounding = 64 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5 * size
+        if rule.bent_down is not None:
+            size = size + rule.lipschitz * norm(d) * (norm(x) + norm(state.x))
+        eps = max(resolution, torch.finfo(x.dtype).eps)
+        rounding = 64 * eps * x.shape[-1] ** 0.5 * size
         downward: Tensor = dot(d, change) < -rounding
         return state.active & downward
 

@@ -3,8 +3,10 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 
 import dfwlayer as dfw
 from helpers import DTYPES, F64, PS, close, diameter, dual_exponent, lp_norm, ulps_outside
@@ -215,3 +217,51 @@ def test_violation_and_retract(p):
     # on the ray through x, not at some other point of the ball
     ratio = y / x
     close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("base", ["Box", "L1Box", "Simplex", "CappedSimplex", "KSparse"])
+def test_vertex_in_a_plane_through_vertices(base, dtype):
+    """Against linear programming, for planes through corners of S, its outermost ones included."""
+    n, whole = 4, np.random.default_rng(11)
+    for _ in range(30):
+        a, g = (whole.integers(-2, 3, n).astype(float) for _ in range(2))
+        upper = whole.integers(1, 4, n).astype(float)
+        weight = whole.integers(1, 3, n).astype(float)
+        wide, halves = torch.tensor(upper, dtype=dtype), np.vstack((np.eye(n), -np.eye(n)))
+        # S as y ≥ 0 with x = y[:n] − y[n:], the rows of an inequality and those of an equation
+        caps, limit, total = np.concatenate((upper, 0 * upper)), None, None
+        if base == "Box":
+            constraint = dfw.Box(torch.zeros(n, dtype=dtype), wide)
+        elif base == "Simplex":
+            constraint, caps, total = dfw.Simplex(3.0), np.array([3.0, 0]).repeat(n), 3.0
+        elif base == "CappedSimplex":
+            constraint, total = dfw.CappedSimplex(4.0, wide), 4.0
+        elif base == "L1Box":
+            constraint = dfw.L1Box(5.0, torch.tensor(weight, dtype=dtype), 0.0, wide)
+            limit = 5.0
+        else:
+            constraint, caps, limit = dfw.KSparse(2.0, 1.5), np.full(2 * n, 1.5), 3.0
+            weight = np.ones(n)
+        if total is not None and (base == "CappedSimplex" and upper.sum() < total):
+            continue
+        plain = constraint.bind((n,), dtype, torch.device("cpu"))
+        normal = torch.tensor(a, dtype=dtype)
+        corners = torch.stack([plain.vertex(v) for v in (normal, -normal, normal.flip(0))])
+        for level in (corners @ normal).tolist():
+            cut = dfw.PlaneCut(constraint, normal, level).bind((n,), dtype, torch.device("cpu"))
+            s = cut.vertex(torch.tensor(g, dtype=dtype)).double().numpy()
+            equations, right = [a @ halves.T], [level]
+            if total is not None:
+                equations, right = [*equations, np.ones(n) @ halves.T], [*right, total]
+            best = linprog(
+                g @ halves.T,
+                A_ub=None if limit is None else np.concatenate((weight, weight))[None],
+                b_ub=limit,
+                A_eq=equations,
+                b_eq=right,
+                bounds=[(0, cap) for cap in caps],
+            )
+            assert g @ s == pytest.approx(best.fun, abs=1e-5)
+            assert a @ s == pytest.approx(level, abs=1e-5)
+            assert plain.violation(torch.tensor(s, dtype=dtype)) <= 1e-5

@@ -218,3 +218,23 @@ def test_too_few_steps_are_reported():
     )
     assert ((sol.status == Status.MAX_STEPS) | sol.converged).all()
     assert (sol.status == Status.MAX_STEPS).any()
+
+
+@pytest.mark.parametrize("power", [2, 4])
+def test_sides_of_very_different_lengths(power):
+    """The curvature along a side of length 1 is not lost beside one of length 10⁶."""
+    gen = torch.Generator().manual_seed(8)
+    F, d = (torch.randn(*size, generator=gen, dtype=F64) for size in ((40, 8, N), (40, 8)))
+    c = torch.randn(40, N, generator=gen, dtype=F64)
+    side = torch.tensor([1.0, 1e6, 1.0, 1e6, 1.0, 1e4], dtype=F64)
+
+    def function(x, F, d, c):
+        r = (F @ x.unsqueeze(-1)).squeeze(-1) - d
+        return r.pow(power).sum(-1) / power + (c * x).sum(-1)
+
+    objective = dfw.Smooth(function, F, d, c, shape=N)
+    box = dfw.Box(-side, 0.8 * side)
+    sol = dfw.solve(objective, box, method="active-set")
+    best = dfw.solve(objective, box, tol=1e-9)
+    assert (sol.num_steps < 100).all()
+    torch.testing.assert_close(sol.value, best.value, rtol=1e-10, atol=1e-10)

@@ -221,3 +221,58 @@ def test_dfw_to_the_letter():
     assert sol.num_steps == k + 1
     assert sol.status == dfw.Status.CONVERGED
     close(sol.x, x, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+@pytest.mark.parametrize("method", ["frank-wolfe", "dfw"])
+def test_backtracking_in_any_units_of_the_variable(method, unit):
+    """Powers of two change no digit: the same steps, also where f is flat or bent at the start."""
+    gen = torch.Generator().manual_seed(27)
+    F, d = (torch.randn(*size, generator=gen, dtype=F64) for size in ((20, 5, 4), (20, 5)))
+
+    def quartic(x, F, d, u):
+        return 0.25 * ((F @ (x / u).unsqueeze(-1)).squeeze(-1) - d).pow(4).sum(-1)
+
+    def huber(x, F, d, u):
+        r = (F @ (x / u).unsqueeze(-1)).squeeze(-1) - 4 * d
+        return torch.where(r.abs() < 0.3, 0.5 * r * r, 0.3 * (r.abs() - 0.15)).sum(-1)
+
+    def solved(fn, u):
+        objective = dfw.Smooth(fn, F, d, u, shape=4)
+        # the noise of a soft vertex has a size that the units of its cost change
+        heat = 0.1 / u if method == "dfw" else None
+        return dfw.solve(objective, dfw.LpBall(2, u), method=method, max_steps=60, temperature=heat)
+
+    for fn in (quartic, huber):
+        sol, plain = solved(fn, unit), solved(fn, 1.0)
+        close(sol.x / unit, plain.x, rtol=0, atol=1e-9)
+        assert torch.equal(sol.num_steps, plain.num_steps)
+
+
+@pytest.mark.parametrize("method", ["frank-wolfe", "active-set"])
+def test_a_rounding_floor_is_one(method):
+    """Where f no longer shows a decrease, its slopes do: quartics, whose minima are flat."""
+    gen = torch.Generator().manual_seed(26)
+    rows, n = 300, 4
+    F = torch.randn(rows, 5, n, generator=gen)
+    d, c = torch.randn(rows, 5, generator=gen), torch.randn(rows, n, generator=gen)
+
+    def quartic(x, F, d, c):
+        r = (F @ x.unsqueeze(-1)).squeeze(-1) - d
+        return 0.25 * r.pow(4).sum(-1) + (c * x).sum(-1)
+
+    def solved(dtype, **options):
+        objective = dfw.Smooth(quartic, *(v.to(dtype) for v in (F, d, c)), shape=n)
+        return dfw.solve(objective, dfw.Box(-0.5, 0.5), **options)
+
+    sol = solved(torch.float32, method=method, tol=0.0, max_steps=200)
+    best = quartic(solved(F64, tol=1e-10).x, F.double(), d.double(), c.double())
+    x, F, d, c = (v.double() for v in (sol.x, F, d, c))
+    r, inner = (F @ x[..., None])[..., 0] - d, (F.abs() @ x.abs()[..., None])[..., 0] + d.abs()
+    bend = r.abs() ** 3 + 3 * r**2 * inner
+    size = (F.mT.abs() @ bend[..., None])[..., 0] + c.abs()
+    floor = torch.finfo(torch.float32).eps * (size * (x.abs() + 0.5)).sum(-1)
+    ended = sol.status == dfw.Status.ROUNDING_FLOOR
+    assert ended.any()
+    lost = quartic(x, F, d, c) - best
+    assert (lost <= 4 * floor)[ended].all()

@@ -297,19 +297,23 @@ def test_not_convex(method, p):
     close(sol.x[[0, 2]], fine.x[[0, 2]], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
 @pytest.mark.parametrize("method", METHODS)
-def test_convex_problems_are_not_called_otherwise(method):
-    """Rounding is not negative curvature, singular and float32 included."""
+def test_convex_problems_are_not_called_otherwise(method, unit):
+    """Rounding is not negative curvature, singular and float32 included, in any units."""
     gen = torch.Generator().manual_seed(93)
     R = torch.randn(20, 3, 12, generator=gen)
-    P = R.mT @ R
-    sol = dfw.solve(
-        dfw.Quadratic(0.5 * (P + P.mT), torch.randn(20, 12, generator=gen)),
-        dfw.LpBall(1.0, 0.5),
-        method=METHODS[method].method,
-        max_steps=200,
-    )
-    assert (sol.status != Status.NOT_CONVEX).all()
+    P = unit * (R.mT @ R)
+    q = unit * torch.randn(20, 12, generator=gen)
+    inside = -(P @ torch.randn(20, 12, 1, generator=gen)).squeeze(-1)
+    for linear, ball in (
+        (q, dfw.LpBall(1.0, 0.5)),
+        (inside, dfw.LpBall(1.5, 1e3)),
+        (q, dfw.LpBall(2.0, 0.0)),
+    ):
+        objective = dfw.Quadratic(0.5 * (P + P.mT), linear)
+        sol = dfw.solve(objective, ball, method=METHODS[method].method, max_steps=200)
+        assert (sol.status != Status.NOT_CONVEX).all()
 
 
 # ---------------------------------------------------------------------------------------------

@@ -444,8 +444,10 @@ class PlaneCut(PolyhedralSet):
             going = going & (width > 0) & (top - value > 4 * eps * size)
             if not any_row(going):
                 break
-            side = (a * s).sum(-1, keepdim=True) >= b
-            upward, downward = going & side, going & ~side
+            beyond = (a * s).sum(-1, keepdim=True) - b
+            # a vertex in the plane is the minimum itself: it takes the place of both
+            rounding = 2 * eps * ((a * s).abs().sum(-1, keepdim=True) + b.abs())
+            upward, downward = going & (beyond >= -rounding), going & (beyond <= rounding)
             high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
             low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
         return _Dual(best, at, below, above)
