@@ -136,6 +136,7 @@ def descend_over_hull(
     max_steps: int,
     *,
     settle: bool = False,
+    stopped: Callable[[Tensor, Tensor, Tensor, Tensor], bool] | None = None,
 ) -> Descent:
     """Fully corrective Frank-Wolfe: ask for a vertex, then minimise over all that are in use.
 
@@ -147,7 +148,8 @@ def descend_over_hull(
     lowers f at least as much as one of Frank-Wolfe with a line search.
 
     With ``settle`` a problem whose gap is small enough goes on, for a while, until the oracle has
-    nothing new to say: the points in use are then those of the solution's face.
+    nothing new to say: the points in use are then those of the solution's face. ``stopped`` is told
+    x, f, ∇f and the steps taken, at the start and after each, and may end it all.
     """
     going = torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
     state, going = _usable(objective, oracle, start, going)
@@ -159,6 +161,9 @@ def descend_over_hull(
     scale, (bound, bent_down) = _scale(objective, state), _curvature(objective, state.x)
     finfo = torch.finfo(start.dtype)
     for _ in range(max_steps):
+        if stopped is not None and stopped(state.x, state.value, state.gradient, steps):
+            status = torch.where(going, int(Status.STOPPED), status)
+            break
         vertex = oracle(state.gradient)
         d = vertex.double() - state.hull.mean()
         gap = -dot(state.gradient.double(), d)

@@ -99,7 +99,7 @@ class ProjectedNewton:
         if settings.max_steps > 0:
             found = _directly(problem, x)
             if found is not None:
-                return found
+                return _reported(found, problem, x, settings)
         with torch.no_grad():
             return _Rounds(self, problem, x, settings).run()
 
@@ -126,6 +126,17 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     one = torch.ones(x.shape[:-1], dtype=torch.long, device=x.device)
     # what the certificate does not confirm is rounding
     return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face)
+
+
+def _reported(found: Outcome, problem: Problem, start: Tensor, settings: Settings) -> Outcome:
+    """What took one step, unless the callback ends the solve before it."""
+    if settings.callback is not None:
+        for x, steps in ((start, torch.zeros_like(found.num_steps)), (found.x, found.num_steps)):
+            at = problem.constraint.retract(x)
+            if settings.stopped(problem, at, *problem.objective.value_and_gradient(at), steps):
+                status = torch.full_like(steps, int(Status.STOPPED))
+                return Outcome(x, steps, status, face=found.face if x is found.x else None)
+    return found
 
 
 def _infinite(value: Scalar, gradient: Tensor) -> Mask:
@@ -200,6 +211,7 @@ class _Rounds:
 
     def run(self) -> Outcome:
         """Polish a start that was given, which may be close already, then go round by round."""
+        self._report()
         going = self._going()
         if self.settings.warm and any_row(going):
             self.polish(going, ask=2)
@@ -227,6 +239,7 @@ class _Rounds:
             if not recording(self.at.x) and any_row(late := going & self.tried & (self.close == 0)):
                 self._follow(late)
             self.judge(going)
+            self._report()
             self.rounds += 1
             # in a graph a batch has a second round, which a few of many problems will need; what is
             # not done then goes on without it
@@ -247,9 +260,22 @@ class _Rounds:
             refinable=True,
         )
 
+    def _report(self) -> None:
+        """Tell the callback, and end the problems that go on if it says so."""
+        at, settings = self.at, self.settings
+        if settings.callback is None:
+            return
+        x = self.problem.constraint.retract(at.x)
+        value = as_rows(at.value, x.dtype)
+        steps = as_rows(settings.max_steps - maximum(at.left, 0.0), torch.long)
+        if settings.stopped(self.problem, x, value, at.gradient, steps):
+            self.status = select(self._going(), float(Status.STOPPED), self.status)
+
     def _few(self, going: Mask) -> tuple[Tensor, _Rounds] | None:
         """The problems that go on and where they are, if they are a small part of the batch."""
         if not isinstance(going, Tensor) or going.dim() < 2 or recording(going):
+            return None
+        if self.settings.callback is not None:  # which sees the whole batch
             return None
         if len(going) < SHARE or int(going.sum()) > len(going) // SHARE:
             return None
