@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.linalg.rows import dot, norm, where_rows
+from dfwlayer.linalg.rows import dot, interval, norm, where_rows
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
@@ -144,7 +144,7 @@ def iterate(
     rows = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand_as(rows)
     state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, bent_down)
-    every = 1 if x.device.type == "cpu" else 10
+    every = interval(x, 10)
     stop = settings.stopped(problem, state.x, state.value, state.gradient, state.num_steps)
     for k in range(settings.max_steps):
         if stop or (k % every == 0 and not bool(state.active.any())):

@@ -24,8 +24,8 @@ from dfwlayer.linalg.rows import (
     minimum,
     number,
     ratio,
-    recording,
     root,
+    seen,
     select,
 )
 from dfwlayer.linalg.scale import ROUNDING
@@ -91,7 +91,7 @@ class Iterate:
         short = rows & (self.left < steps)
         self.left = select(rows, maximum(self.left - steps, 0.0), self.left)
         # a recording is made only where there are steps to spare
-        return short if not recording(self.x) and any_row(short) else None
+        return short if seen(short) else None
 
 
 def all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
