@@ -15,7 +15,7 @@ from dfwlayer.kernels import entries, is_wide, jit, launch, quotient_of, row_sum
 from dfwlayer.scale import Scale
 
 with suppress(ImportError):
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton.language as tl
 
 __all__ = ["FaceL1", "face_l1", "takes"]
 

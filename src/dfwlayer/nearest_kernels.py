@@ -28,7 +28,7 @@ from dfwlayer.kernels import (
 )
 
 with suppress(ImportError):
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton.language as tl
 
 __all__ = ["NearestL1", "nearest_l1", "pull_back_l1", "takes"]
 
