@@ -51,6 +51,7 @@ lint: $(READY) ## check style, formatting and what imports what
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/pre-commit validate-config
 
 types: $(READY) ## check types
 	$(BIN)/mypy
