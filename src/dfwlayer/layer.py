@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from dfwlayer.arguments import as_flag, shown
