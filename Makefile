@@ -41,7 +41,7 @@ test-gpu: $(READY) ## run the tests that need a CUDA device
 	$(PYTEST) --maxprocesses=4 -m cuda $(ARGS)
 
 test-oldest: ## run the tests with the oldest versions that pyproject.toml allows
-	@$(MAKE) --no-print-directory test VENV=.venv-oldest EXTRAS=cli,test \
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest EXTRAS=cli,examples,test \
 		CONSTRAINTS=constraints-oldest.txt PYTHON='$(or $(OLDEST_PYTHON),$(PYTHON))'
 
 fuzz: $(READY) ## try what is promised on random problems: out/fuzz; more with make fuzz ARGS="--problems 1000000"
