@@ -27,7 +27,7 @@ from dfwlayer.solve import solve
 from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
 from dfwlayer.temperature import Anneal, Constant
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DFW",

@@ -6,7 +6,6 @@ import warnings
 from inspect import signature
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from dfwlayer.arguments import shown
@@ -198,5 +197,6 @@ def _failures(status: Tensor) -> dict[Status, int]:
     codes = unwrapped(status).reshape(-1).cpu()
     if not bool(codes.any()):  # all have converged
         return {}
-    counts = torch.bincount(codes, minlength=len(Status)).tolist()
-    return {s: counts[s] for s in FAILURES if counts[s]}
+    # one by one: PyTorch 2.6 cannot make a list inside of torch.func.grad
+    counts = {s: int((codes == s).sum()) for s in FAILURES}
+    return {s: count for s, count in counts.items() if count}

@@ -1,6 +1,7 @@
 """The fused kernels against the formulas they stand for, in double precision.
 
-They run on a CUDA device, and on the CPU where Triton is installed and TRITON_INTERPRET=1.
+They run on a CUDA device (make test-gpu), and in Triton's interpreter on the CPU (make
+test-kernels).
 """
 
 import itertools

@@ -34,6 +34,7 @@ class MethodRow:
     method: object  # what goes into method=
     exact: Callable[[float], bool]  # whether it reaches any tol within the cap, for this p
     modes: tuple[str, ...] = ("unroll", "implicit")
+    unbounded: bool = True  # whether it takes coordinates of weight zero; if not, it says so
 
 
 METHODS = {
@@ -42,7 +43,22 @@ METHODS = {
     # for p > 2 the ball is flat in places and plain Frank-Wolfe is sublinear
     "frank-wolfe": MethodRow("frank-wolfe", exact=lambda p: p <= 2),
     "plain frank-wolfe": MethodRow(dfw.FrankWolfe(pairwise=False), exact=lambda p: 1 < p <= 2),
+    # finitely many vertices, and no coordinate without a bound
+    "active-set": MethodRow(
+        "active-set", exact=lambda p: p in (1, math.inf), modes=("implicit",), unbounded=False
+    ),
 }
+
+
+def solved(row: MethodRow, objective, ball: dfw.LpBall, **settings):
+    """What the method finds; None where coordinates have no bound and it rightly says so."""
+    weight, radius = torch.as_tensor(ball.weight), torch.as_tensor(ball.radius)
+    without = weight.abs() <= radius.unsqueeze(-1) / torch.finfo(weight.dtype).max
+    if row.unbounded or not without.any():
+        return dfw.solve(objective, ball, method=row.method, **settings)
+    with pytest.raises(ValueError, match="needs a bounded set"):
+        dfw.solve(objective, ball, method=row.method, **settings)
+    return None
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,12 @@ from dfwlayer.ops.kernels import common
 from dfwlayer.ops.kernels import steps as kernels
 from helpers import DTYPES
 
-INTERPRETED = common.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_triton = pytest.mark.skipif(common.triton is None, reason="triton is not installed")
 compiled = pytest.mark.skipif(INTERPRETED, reason="TRITON_INTERPRET=1 compiles no kernel")
-interpreted = pytest.mark.skipif(
-    not INTERPRETED, reason="on the CPU the kernels need triton and TRITON_INTERPRET=1"
-)
 DEVICES = (
     pytest.param("cuda", marks=[pytest.mark.cuda, needs_triton, compiled]),
-    pytest.param("cpu", marks=interpreted),
+    pytest.param("cpu", marks=pytest.mark.interpreter),
 )
 SIZES = [
     pytest.param(device.values[0], B, n, marks=device.marks)

@@ -28,6 +28,7 @@ class SetCase:
         designed: (generator, parameters) -> a point x* of the set for each problem and a vector in
             its normal cone there. The objective is then made such that x* is the solution by the
             optimality conditions, for sets whose cones no other solver handles to ten digits.
+        recorded: Whether a solve over the set becomes a CUDA graph.
 
     """
 
@@ -37,9 +38,10 @@ class SetCase:
     violation: Callable[[np.ndarray, dict[str, np.ndarray]], float]
     shape: tuple[int, ...] = (8,)
     pull: float = 8.0
-    methods: tuple[str, ...] = ("auto", "frank-wolfe", "dfw")
+    methods: tuple[str, ...] = ("auto", "frank-wolfe", "dfw", "active-set")
     bad: tuple[tuple[dict[str, Any], str], ...] = field(default=())
     designed: Callable[[Generator, dict[str, Tensor]], tuple[Tensor, Tensor]] | None = None
+    recorded: bool = False
 
 
 def uniform(gen: Generator, *shape: int, low: float = 0.5, high: float = 1.5) -> Tensor:

@@ -167,7 +167,7 @@ def _cut(name):
         constraints,
         violation,
         pull=case.pull,
-        methods=("auto", "frank-wolfe"),
+        methods=("auto", "frank-wolfe", "active-set"),
         bad=(
             ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
             ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
@@ -270,6 +270,18 @@ def sum_of_rows(x):
 
     return cp.sum(x, axis=1)
 
+
+CASES |= {
+    f"LpBall, p={p}": SetCase(
+        lambda gen, rows: {"radius": uniform(gen, rows), "weight": uniform(gen, rows, 8)},
+        lambda own, p=p: dfw.LpBall(p, own["radius"], own["weight"]),
+        lambda x, own, p=p: _norm_constraints(p)(x, own | {"centre": 0.0}),
+        lambda x, own, p=p: _norm_violation(p)(x, own | {"centre": 0.0}),
+        bad=(({"radius": -torch.ones((), dtype=F64)}, "radius: expected numbers ≥ 0, found -1"),),
+        recorded=True,
+    )
+    for p in (1, np.inf)
+}
 
 CASES |= {
     f"LpBall around a centre, p={p}": SetCase(

@@ -1,6 +1,6 @@
 """Every set of the table: exact, feasible, certified, differentiable, one problem at a time."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import dfwlayer as dfw
+from engine_cases import CPU, Place, moved, places
 from set_cases import CASES, F64
 from set_problems import ROWS, Drawn, designed, draw, quadratic
 
@@ -44,9 +45,8 @@ def reference(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.stack(found), torch.tensor(values, dtype=F64)
 
 
-def to(problem: Drawn, dtype: torch.dtype) -> Drawn:
-    moved = {k: v.to(dtype) for k, v in problem.parameters.items()}
-    return Drawn(problem.P.to(dtype), problem.q.to(dtype), moved)
+def to(problem: Drawn, dtype: torch.dtype, place: Place = CPU) -> Drawn:
+    return Drawn(*(moved(part, place, dtype) for part in problem))
 
 
 def row(problem: Drawn, i: int) -> Drawn:
@@ -57,47 +57,55 @@ def row(problem: Drawn, i: int) -> Drawn:
 def outside(name: str, x: Tensor, problem: Drawn) -> float:
     """The largest relative violation of all rows, in float64."""
     case = CASES[name]
-    rows = x.detach().double().numpy()
+    rows = x.detach().double().cpu().numpy()
     own = {k: v.double().numpy() for k, v in problem.parameters.items()}
     each = [case.violation(y, {k: v[i] for k, v in own.items()}) for i, y in enumerate(rows)]
     return max(each)
 
 
 def value(x: Tensor, problem: Drawn) -> Tensor:
-    v = x.detach().double().flatten(1)
+    v = x.detach().double().cpu().flatten(1)
     return 0.5 * (v * (problem.P @ v.unsqueeze(-1)).squeeze(-1)).sum(-1) + (problem.q * v).sum(-1)
 
 
+@places
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_exact_answer(name, dtype):
+def test_exact_answer(name, dtype, place):
     tol, allowed = EXACT[dtype]
     want, _ = reference(name)
-    sol = solve(name, to(draw(name), dtype), tol=tol)
-    error = torch.linalg.vector_norm((sol.x.double() - want).flatten(1), dim=-1)
+    problem = to(draw(name), dtype, place)
+    sol = place.run(lambda: solve(name, problem, tol=tol), recorded=CASES[name].recorded)
+    assert sol.x.device.type == place.device
+    error = torch.linalg.vector_norm((sol.x.double().cpu() - want).flatten(1), dim=-1)
     assert (error <= allowed * torch.linalg.vector_norm(want.flatten(1), dim=-1)).all(), error
 
 
+@places
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_feasible_and_certified_wherever_it_stops(name, dtype):
+def test_feasible_and_certified_wherever_it_stops(name, dtype, place):
     problem, eps = draw(name), torch.finfo(dtype).eps
     _, best = reference(name)
     gen = torch.Generator().manual_seed(1)
     far = 3 * torch.randn(ROWS, *CASES[name].shape, generator=gen, dtype=F64)
-    for method in CASES[name].methods:
+    given, far = to(problem, dtype, place), moved(far, place, dtype)
+    # the others are not recorded
+    for method in CASES[name].methods if place.engine == "eager" else ("auto",):
         for max_steps in STOPS if method == "auto" else (1, 3, 40):
-            for x0 in (None, far.to(dtype)):
-                sol = solve(name, to(problem, dtype), method=method, max_steps=max_steps, x0=x0)
+            for x0 in (None, far):
+                settings = {"method": method, "max_steps": max_steps, "x0": x0}
+                sol = place.run(partial(solve, name, given, **settings))
                 assert outside(name, sol.x, problem) <= 8 * eps, (method, max_steps)
                 above_best = value(sol.x, problem) - best
                 noise = 100 * eps * (best.abs() + (problem.q * problem.q).sum(-1).sqrt())
-                assert (above_best <= sol.gap.double() + noise).all(), (method, max_steps)
+                assert (above_best <= sol.gap.double().cpu() + noise).all(), (method, max_steps)
                 assert (sol.num_steps <= max_steps).all()
 
 
+@places
 @pytest.mark.parametrize("name", CASES)
-def test_gradient_in_every_parameter(name):
+def test_gradient_in_every_parameter(name, place):
     """Along one random direction per parameter, all problems at once."""
     problem = draw(name)
     leaves = {"P": problem.P, "q": problem.q, **problem.parameters}
@@ -107,10 +115,14 @@ def test_gradient_in_every_parameter(name):
     def at(leaves):
         own = {k: v for k, v in leaves.items() if k not in ("P", "q")}
         sol = solve(name, Drawn(leaves["P"], leaves["q"], own), tol=1e-13, max_steps=5000)
-        return (sol.x * probe).flatten(1).sum(-1)
+        return (sol.x * probe.to(sol.x)).flatten(1).sum(-1)
 
-    asked = {k: v.clone().requires_grad_() for k, v in leaves.items()}
-    grads = dict(zip(asked, torch.autograd.grad(at(asked).sum(), asked.values()), strict=True))
+    asked = {k: v.requires_grad_() for k, v in moved(leaves, place, copy=True).items()}
+    found = place.run(
+        lambda: torch.autograd.grad(at(asked).sum(), asked.values()),
+        recorded=CASES[name].recorded,
+    )
+    grads = {k: v.cpu() for k, v in zip(asked, found, strict=True)}
     for key, leaf in leaves.items():
         d = torch.randn(leaf.shape, generator=gen, dtype=F64)
         d = d + d.mT if key == "P" else d * (leaf != 0)  # a weight of zero has a kink there
@@ -123,26 +135,29 @@ def test_gradient_in_every_parameter(name):
         assert ((got - want).abs() <= 1e-5 * (1 + size)).all(), (key, got, want)
 
 
+@places
 @pytest.mark.parametrize("name", CASES)
-def test_batch_is_many_single_problems(name):
-    problem = draw(name, seed=3)
-    both = solve(name, problem, tol=1e-12)
+def test_batch_is_many_single_problems(name, place):
+    problem = to(draw(name, seed=3), F64, place)
+    both = place.run(partial(solve, name, problem, tol=1e-12))
     for i in (0, ROWS - 1):
-        alone = solve(name, row(problem, i), tol=1e-12)
+        alone = place.run(partial(solve, name, row(problem, i), tol=1e-12))
         torch.testing.assert_close(alone.x, both.x[i], rtol=1e-7, atol=1e-8)
         assert alone.status.shape == ()
 
 
+@places
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_problem_stays_alone(name):
-    problem = draw(name)
+def test_a_bad_problem_stays_alone(name, place):
+    problem = to(draw(name), F64, place)
     clean = solve(name, problem)
     for key, tensor in problem.parameters.items():
-        spoilt = tensor.clone()
-        spoilt[1].reshape(-1)[0] = torch.nan
-        leaf = spoilt.requires_grad_()
-        sol = solve(name, problem._replace(parameters=problem.parameters | {key: leaf}))
-        others = torch.arange(ROWS) != 1
+        leaf = tensor.clone()
+        leaf[1].reshape(-1)[0] = torch.nan
+        leaf.requires_grad_()
+        spoilt = problem._replace(parameters=problem.parameters | {key: leaf})
+        sol = place.run(partial(solve, name, spoilt))
+        others = torch.arange(ROWS, device=place.device) != 1
         assert sol.status[1] == dfw.Status.NONFINITE
         assert sol.x[1].isnan().all()
         torch.testing.assert_close(sol.x[others], clean.x[others])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dfwlayer as dfw
-from helpers import F64, METHODS, PS, close, make_case
+from helpers import F64, METHODS, PS, close, make_case, solved
 
 
 def parameters(function):
@@ -268,6 +268,6 @@ def test_inputs_are_left_alone():
     x0 = torch.randn(3, 6, dtype=F64)
     copies = {k: v.clone() for k, v in case.params.items()} | {"x0": x0.clone()}
     for row in METHODS.values():
-        dfw.solve(*case.problem(), x0=x0, method=row.method, max_steps=20)
+        solved(row, *case.problem(), x0=x0, max_steps=20)
     for name, value in (case.params | {"x0": x0}).items():
         assert torch.equal(value, copies[name]), name

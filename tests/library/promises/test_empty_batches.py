@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import dfwlayer as dfw
+from helpers import METHODS
 from set_cases import CASES
 from set_problems import quadratic
 
 DTYPES = (torch.float32, torch.float64)
-METHODS = ("auto", "frank-wolfe", "dfw", "active-set")
 
 
 def check(sol, shape, dtype, leaves):
@@ -67,8 +67,8 @@ def test_every_set(name, dtype):
     for kind, (objective, tensors) in problems.items():
         if kind.startswith("one ") and kind.split()[1] in ("problem", "function") and not drawn:
             continue  # nothing has a batch
-        for method in METHODS:
-            sol = dfw.solve(objective, case.build(parameters), method=method)
+        for row in METHODS.values():
+            sol = dfw.solve(objective, case.build(parameters), method=row.method)
             check(sol, case.shape, dtype, (*tensors, *parameters.values()))
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 try:
-    import triton  # type: ignore[import-not-found]
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton
+    import triton.language as tl
 except ImportError:
     triton = None
 

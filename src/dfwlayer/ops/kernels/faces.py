@@ -25,7 +25,7 @@ from dfwlayer.ops.kernels.common import (
 )
 
 with suppress(ImportError):
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton.language as tl
 
 __all__ = ["FaceL1", "face_l1", "takes"]
 

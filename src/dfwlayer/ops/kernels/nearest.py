@@ -29,7 +29,7 @@ from dfwlayer.ops.kernels.common import (
 )
 
 with suppress(ImportError):
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton.language as tl
 
 __all__ = ["NearestL1", "nearest_l1", "pull_back_l1", "takes"]
 

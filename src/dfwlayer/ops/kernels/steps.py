@@ -31,7 +31,7 @@ from dfwlayer.ops.kernels.common import (
 )
 
 with suppress(ImportError):
-    import triton.language as tl  # type: ignore[import-not-found]
+    import triton.language as tl
 
 __all__ = ["cg_update", "observe", "project_l1", "step_l1", "take"]
 
