@@ -125,6 +125,20 @@ def test_float32_is_refined_in_float64():
     torch.testing.assert_close(sol.x.double(), exact.x, rtol=0, atol=1e-5)
 
 
+def test_refined_beside_a_problem_out_of_range():
+    """Of one batch some problems need more digits and others another range; both get them."""
+    gen = torch.Generator().manual_seed(0)
+    U = torch.linalg.qr(torch.randn(20, 20, generator=gen, dtype=F64))[0]
+    P64 = U @ torch.diag(torch.logspace(-5, 0, 20, dtype=F64)) @ U.mT
+    P = (0.5 * (P64 + P64.mT)).float()
+    q = torch.randn(3, 20, generator=gen)
+    size = torch.tensor([1.0, 1e15, 1.0])
+    batch = dfw.solve(dfw.Quadratic(P, q * size[:, None]), dfw.LpBall(1, 50 * size))
+    assert batch.converged.all()
+    exact = dfw.solve(dfw.Quadratic(P.double(), q.double()), dfw.LpBall(1, 50.0), tol=1e-12)
+    torch.testing.assert_close((batch.x / size[:, None]).double(), exact.x, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["GroupBall", "Ellipsoid", "LpBall", "L1Box"])
 def test_refined_and_isolated_problems_keep_all_gradients(name):
     """A second solve, or a bad neighbour, costs no parameter its gradient."""
