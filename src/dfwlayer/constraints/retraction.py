@@ -38,6 +38,7 @@ def scaled_into(
         return x
     shrink = (radius / torch.where(outside, size, 1) * (1 - units * finfo.eps)).unsqueeze(-1)
     # numbers below the normal range are rounded by more than that, and had better vanish
-    inner = torch.where(at.abs() < finfo.tiny / finfo.eps, 0, (at * shrink).to(x.dtype))
+    inner = (at * shrink).to(x.dtype)
+    inner = torch.where(inner.abs() < finfo.tiny, 0, inner)
     mask = outside.unsqueeze(-1)
     return moved_to(x, torch.where(mask if moved is None else mask & moved, inner, at))

@@ -304,7 +304,7 @@ class Rounds:
                 cap=select(rows, at.left - 1, 0.0),
                 stop=None if system.face.bends else self._watched(left),
                 ask=ask,
-                floor=0.1 * eps * self._scale() if objective.quadratic else 0.0,
+                floor=self._floor(system.face) if objective.quadratic else 0.0,
             )
             self.slow = seen(found.unfinished & (at.left > 1))
         at.left = at.left - found.steps
@@ -525,10 +525,15 @@ class Rounds:
         scale = self.problem.objective.scale(at.x, at.gradient)
         return number(scale.blur(d).squeeze(-1) / ROUNDING)
 
-    def _scale(self) -> Scalar:
-        """L‖x‖ + ‖g‖, what the rounding of ∇f(x) is relative to."""
+    def _floor(self, face: Face) -> Scalar:
+        """A tenth of the rounding of ∇f(x) along the face.
+
+        Coordinates that are not free may have terms that are far larger than those of the free.
+        """
         at = self.at
-        return at.steepest * root(inner(at.x, at.x)) + root(inner(at.gradient, at.gradient))
+        noise = self.problem.objective.scale(at.x, at.gradient).noise.expand_as(at.x)
+        noise = noise if face.free is None else noise * face.free
+        return 0.1 / ROUNDING * root(inner(noise, noise))
 
 
 class RecordedRounds(Rounds):

@@ -107,5 +107,5 @@ def _inside(x: Reals, w: Doubles, t: Doubles) -> Reals:
     finfo = np.finfo(x.dtype)
     shrink = np.where(outside, t / np.where(outside, size, 1) * (1 - 2 * finfo.eps), 1)
     # twice eps makes room for the rounding of the product, but not below the normal range
-    vanishing = outside & (np.abs(x) < finfo.tiny / finfo.eps)
-    return np.where(vanishing, 0, x * shrink).astype(x.dtype)
+    inner = (x * shrink).astype(x.dtype)
+    return np.where(outside & (np.abs(inner) < finfo.tiny), 0, inner).astype(x.dtype)

@@ -62,7 +62,7 @@ def nearest_l1(
     suspect = q.new_empty(blocks, dtype=torch.bool)
     given = (q, weight, radius, x, own, multiplier, suspect, weight_stride, radius_stride)
     finfo = torch.finfo(q.dtype)
-    constants = {"MAX": finfo.max, "EPS": finfo.eps, "VANISHING": finfo.tiny / finfo.eps}
+    constants = {"MAX": finfo.max, "EPS": finfo.eps, "VANISHING": finfo.tiny}
     limits = {"LARGEST": LARGEST, "SMALLEST": SMALLEST}
     launch(_nearest_l1, q, given, constants | limits)
     return NearestL1(x, own, multiplier, suspect)
@@ -152,7 +152,8 @@ def _nearest_l1(
     length = row_sum(tl.where(cell & (loose == 0), w * tl.abs(moved).to(tl.float64), 0.0))
     out = tl.max(tl.where(cell, (length > t).to(tl.int32), 0), axis=1, keep_dims=True) > 0
     shrink = t / tl.where(length > 0, length, 1.0) * (1.0 - 2.0 * EPS)
-    back = tl.where(tl.abs(moved) < VANISHING, 0.0, (moved.to(tl.float64) * shrink).to(z.dtype))
+    back = (moved.to(tl.float64) * shrink).to(z.dtype)
+    back = tl.where(tl.abs(back) < VANISHING, 0.0, back)
     moved = tl.where(out & (loose == 0), back, moved)
     tl.store(x + at, moved, mask=cell)
     tl.store(own + at, moved, mask=cell)
