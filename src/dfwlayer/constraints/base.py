@@ -70,7 +70,7 @@ class Constraint(ABC):
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        for name in ASKED & vars(cls).keys():
+        for name in () if cls.bound else ASKED & vars(cls).keys():
             setattr(cls, name, _bound_first(name, vars(cls)[name]))
 
     def __post_init__(self) -> None:
