@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import NamedTuple, Self
 
 import torch
@@ -39,10 +39,10 @@ class LpBall(Ball):
     """
 
     p: float
-    radius: Value = number(1.0, least=0, grows=True)
-    weight: Tensor | None = entries(None, numbers=False)
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
+    weight: Tensor | None = field(default=None, metadata=entries(numbers=False))
     _: KW_ONLY
-    centre: InitVar[Value | None] = None
+    centre: InitVar[float | Tensor | None] = None
 
     def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -60,10 +60,10 @@ class SchattenBall(Ball):
     """
 
     p: float
-    radius: Value = number(1.0, least=0, grows=True)
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
     shape: tuple[int, int] | None = None
     _: KW_ONLY
-    centre: InitVar[Value | None] = None
+    centre: InitVar[float | Tensor | None] = None
 
     variable_dims: ClassVar[int] = 2
 

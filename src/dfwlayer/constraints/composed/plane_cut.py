@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -62,8 +62,8 @@ class PlaneCut(Built, PolyhedralSet):
     """
 
     constraint: Constraint
-    normal: Value = entries(1.0, harmless=0.0)
-    level: Value = number(1.0, harmless=0.0, grows=True)
+    normal: Value = field(default=1.0, metadata=entries(harmless=0.0))
+    level: Value = field(default=1.0, metadata=number(harmless=0.0, grows=True))
 
     def __post_init__(self) -> None:
         base = self.constraint

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.built import Built
-from dfwlayer.constraints.parameters import Value, as_entries, entries, tensor_of
+from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
 from dfwlayer.linalg.rows import dot
 from dfwlayer.linalg.scale import Scale
 
@@ -30,7 +30,7 @@ class Shifted(Built):
     """
 
     constraint: Constraint
-    centre: Value = entries(harmless=0.0, grows=True)
+    centre: float | Tensor = field(metadata=entries(harmless=0.0, grows=True))
 
     def __post_init__(self) -> None:
         if not isinstance(self.constraint, Constraint):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -168,10 +168,16 @@ class L1Box(L1BoxSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
-    weight: Value | None = entries(None)
-    lower: Value = entries(-1.0, most=0, hint="the set has to contain 0", infinite=True, grows=True)
-    upper: Value = entries(1.0, least=0, hint="the set has to contain 0", infinite=True, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
+    weight: Value | None = field(default=None, metadata=entries())
+    lower: Value = field(
+        default=-1.0,
+        metadata=entries(most=0, hint="the set has to contain 0", infinite=True, grows=True),
+    )
+    upper: Value = field(
+        default=1.0,
+        metadata=entries(least=0, hint="the set has to contain 0", infinite=True, grows=True),
+    )
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,8 +46,8 @@ class CappedSimplex(PolyhedralSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
-    cap: Value = entries(1.0, least=0, infinite=True, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
+    cap: Value = field(default=1.0, metadata=entries(least=0, infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
@@ -107,7 +107,7 @@ class Simplex(PolyhedralSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
