@@ -1,6 +1,11 @@
+import importlib.util
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # the same examples in every run: a failure is found again, and CI does not flicker
 settings.register_profile(
@@ -17,9 +22,19 @@ def _seeded():
     torch.manual_seed(0)
 
 
+def pytest_configure():
+    if INTERPRETED and importlib.util.find_spec("triton") is None:
+        # a skip would say that the kernels were run
+        raise pytest.UsageError("TRITON_INTERPRET=1 asks for Triton, which is not installed")
+
+
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
+    absent = {}
+    if not torch.cuda.is_available():
+        absent["cuda"] = "no CUDA device"
+    if not INTERPRETED:
+        absent["interpreter"] = "runs with make test-kernels"
     for item in items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        for name, reason in absent.items():
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))

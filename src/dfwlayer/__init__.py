@@ -22,12 +22,12 @@ from dfwlayer.constraints import (
 from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
-from dfwlayer.solution import Solution, SolveError, Status
+from dfwlayer.solution import Progress, Solution, SolveError, Status
 from dfwlayer.solve import solve
 from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
 from dfwlayer.temperature import Anneal, Constant
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DFW",
@@ -52,6 +52,7 @@ __all__ = [
     "OpenLoop",
     "PlaneCut",
     "Product",
+    "Progress",
     "ProjectedNewton",
     "Quadratic",
     "SchattenBall",

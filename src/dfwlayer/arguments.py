@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dfwlayer.differentiate.transforms import refuse_recording
+from dfwlayer.ops.tracing import refuse_recording
 
 __all__ = [
     "as_flag",

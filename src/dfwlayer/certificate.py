@@ -57,7 +57,7 @@ def certify(
         finite = torch.isfinite(value) & torch.isfinite(gap)
         proven = finite & (gap <= tol * value.abs().clamp_min(torch.finfo(x.dtype).tiny))
         open_ended = (status == Status.MAX_STEPS) | (status == Status.ROUNDING_FLOOR)
-        open_ended = open_ended | (status == Status.STALLED)
+        open_ended = open_ended | (status == Status.STALLED) | (status == Status.STOPPED)
         status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
         status = torch.where(open_ended & ~finite, int(Status.OUT_OF_RANGE), status)
     return gap, status

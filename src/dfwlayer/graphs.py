@@ -1,5 +1,5 @@
-"""The memory that recorded solves hold on a GPU; see `dfwlayer.engines.graphs`."""
+"""The memory that recorded solves hold on a GPU; see `dfwlayer.ops.graphs`."""
 
-from dfwlayer.engines.graphs import clear_graphs
+from dfwlayer.ops.graphs import clear_graphs
 
 __all__ = ["clear_graphs"]

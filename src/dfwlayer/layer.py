@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from inspect import signature
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
-from dfwlayer.arguments import as_flag, shown
+from dfwlayer.arguments import shown
 from dfwlayer.constraints import LpBall
-from dfwlayer.differentiate.transforms import refuse_recording, uncompiled, unwrapped
+from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.engines.projection import project
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
+from dfwlayer.ops.tracing import refuse_recording, uncompiled
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import check_settings, solve
 from dfwlayer.step_size import StepSize
@@ -22,6 +23,13 @@ from dfwlayer.temperature import Temperature
 __all__ = ["DFWLayer"]
 
 ON_FAILURE = ("ignore", "warn", "raise")
+# the settings of `solve` that a layer keeps, and their defaults
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in signature(solve).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("x0", "callback")
+}
+OPTIONS = tuple(DEFAULTS)
 
 
 class DFWLayer(nn.Module):
@@ -51,6 +59,11 @@ class DFWLayer(nn.Module):
 
     """
 
+    method: str | Method
+    differentiate: str
+    max_steps: int
+    verify: bool
+
     def __init__(
         self,
         p: float = 1.0,
@@ -65,19 +78,18 @@ class DFWLayer(nn.Module):
         on_failure: str = "warn",
     ) -> None:
         super().__init__()
-        check_settings(method, differentiate, tol, max_steps, step_size, temperature)
+        given = locals()
+        options = {name: given[name] for name in OPTIONS}
+        settings = check_settings(**options)
         if not isinstance(on_failure, str) or on_failure not in ON_FAILURE:
             raise ValueError(
                 f"on_failure: expected one of {list(ON_FAILURE)}, got {shown(on_failure)}"
             )
         self.p = LpBall(p).p
-        self.method = method
-        self.differentiate = differentiate
-        self.tol = float(tol)
-        self.max_steps = int(max_steps)
-        self.step_size = step_size
-        self.temperature = temperature
-        self.verify = as_flag("verify", verify)
+        # numbers as Python's own
+        plain = {"tol": settings.tol, "max_steps": settings.max_steps, "verify": settings.verify}
+        for name, value in (options | plain).items():
+            setattr(self, name, value)
         self.on_failure = on_failure
         self._warned = [False]  # in a list, as the replicas of DataParallel share it with the layer
 
@@ -124,33 +136,18 @@ class DFWLayer(nn.Module):
             Quadratic(P, q),
             LpBall(self.p, radius, weight, centre=centre),
             x0=x0,
-            method=self.method,
-            differentiate=self.differentiate,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            step_size=self.step_size,
-            temperature=self.temperature,
-            verify=self.verify,
+            **{name: getattr(self, name) for name in OPTIONS},
         )
 
     def extra_repr(self) -> str:
         """The settings, leaving out what has its default."""
-        parts = [
-            f"p={self.p:g}",
-            f"method={self.method!r}",
-            f"differentiate={self.differentiate!r}",
-            f"tol={self.tol:g}",
-            f"max_steps={self.max_steps}",
-        ]
-        if self.step_size is not None:
-            parts.append(f"step_size={self.step_size!r}")
-        if self.temperature is not None:
-            parts.append(f"temperature={self.temperature!r}")
-        if not self.verify:
-            parts.append("verify=False")
-        if self.on_failure != "warn":
-            parts.append(f"on_failure={self.on_failure!r}")
-        return ", ".join(parts)
+        always = ("method", "differentiate", "tol", "max_steps")
+        shown = [f"p={self.p:g}"]
+        for name, default in (DEFAULTS | {"on_failure": "warn"}).items():
+            value = getattr(self, name)
+            if name in always or value != default:
+                shown.append(f"{name}={value:g}" if name == "tol" else f"{name}={value!r}")
+        return ", ".join(shown)
 
     def _check(self, solution: Solution) -> None:
         """Do what is to be done about problems that were not solved."""
@@ -200,5 +197,6 @@ def _failures(status: Tensor) -> dict[Status, int]:
     codes = unwrapped(status).reshape(-1).cpu()
     if not bool(codes.any()):  # all have converged
         return {}
-    counts = torch.bincount(codes, minlength=len(Status)).tolist()
-    return {s: counts[s] for s in FAILURES if counts[s]}
+    # one by one: PyTorch 2.6 cannot make a list inside of torch.func.grad
+    counts = {s: int((codes == s).sum()) for s in FAILURES}
+    return {s: count for s, count in counts.items() if count}

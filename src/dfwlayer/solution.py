@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["FAILURES", "Solution", "SolveError", "Status"]
+__all__ = ["FAILURES", "Progress", "Solution", "SolveError", "Status"]
 
 
 class Status(IntEnum):
@@ -28,6 +29,7 @@ class Status(IntEnum):
     INVALID = 7
     OUT_OF_RANGE = 8
     STALLED = 9
+    STOPPED = 10
 
     def __str__(self) -> str:
         """The name; an IntEnum would print its number."""
@@ -68,6 +70,10 @@ _MESSAGES = {
     Status.STALLED: (
         "neither f nor the gap falls any more although the gap is above tol and above rounding; x "
         "is feasible and gap says how far from optimal it can be: try another x0, method or units"
+    ),
+    Status.STOPPED: (
+        "the callback ended the solve; x is feasible and gap says how far from optimal it can be: "
+        "let the callback return False to go on"
     ),
     Status.INFEASIBLE: (
         "the set of this problem is empty; x is NaN and its gradient zero: bring the level within "
@@ -125,6 +131,15 @@ class Solution:
             f"Solution(x={tuple(self.x.shape)} {self.x.dtype}, status=[{ended}], "
             f"largest gap={worst}, most steps={steps})"
         )
+
+
+class Progress(NamedTuple):
+    """What a callback of `dfwlayer.solve` sees, one entry per problem as in a `Solution`."""
+
+    x: Tensor  # a point of the set, of the variable's shape, with its graph in an unrolled solve
+    value: Tensor  # f(x)
+    gap: Tensor  # f(x) − f* ≤ gap
+    num_steps: Tensor  # steps each problem has taken
 
 
 class SolveError(RuntimeError):

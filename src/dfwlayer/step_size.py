@@ -71,9 +71,9 @@ class ShortStep:
         if self.lipschitz is not None:
             object.__setattr__(self, "lipschitz", as_lipschitz(self.lipschitz))
 
-    def start(self, objective: Objective, x: Tensor) -> Rule:
-        """Find L once."""
-        found = _Lazy(objective, x, self.lipschitz, "ShortStep")
+    def start(self, objective: Objective, x: Tensor, resolution: float = 0.0) -> Rule:
+        """Find L once; the data may be known to a relative ``resolution`` only."""
+        found = _Lazy(objective, x, self.lipschitz, "ShortStep", resolution)
         constant, negative = found()
         return _Stateless(found, lambda query: _short_step(query, constant), negative)
 
@@ -125,7 +125,12 @@ class Backtracking:
 
     f(x + γd) ≤ f(x) + γ⟨g, d⟩ + ½ M γ² ‖d‖²,
 
-    so that no L is needed and M follows the local curvature (Pedregosa et al., 2020).
+    so that no L is needed and M follows the local curvature (Pedregosa et al., 2020). Where the
+    two sides differ by less than the rounding of f, slopes are compared instead:
+
+    ⟨∇f(x + γd), d⟩ ≤ ⟨g, d⟩ + ½ M γ ‖d‖²,
+
+    from which the first follows if f is convex, and which is exact down to the rounding of ∇f.
 
     Args:
         shrink: Factor applied to M before each step.
@@ -142,7 +147,7 @@ class Backtracking:
         object.__setattr__(self, "trials", as_integer("trials", self.trials, 1))
 
     def start(self, objective: Objective, x: Tensor) -> Rule:
-        """First M from the change of the gradient along a small step."""
+        """First M from the curvature along the gradient, or from the first step where it is 0."""
         return _Backtrack(self, objective, _first_estimate(objective, x))
 
 
@@ -157,12 +162,14 @@ class _Backtrack:
 
     def __call__(self, query: Query) -> Tensor:
         with torch.no_grad():
-            estimate = self.lipschitz * self.rule.shrink
+            known = self.lipschitz > 0
+            lower = self.lipschitz * self.rule.shrink
+            estimate = torch.where(known, lower, _going_all_the_way(query))
             accepted = self._accepts(query, estimate)
             for trial in range(1, self.rule.trials + 1):
-                # raises grow, so a few trials reach any L, and the device is not waited for
-                if query.x.device.type == "cpu" and bool(accepted.all()):
+                if _none(~accepted):
                     break
+                # raises grow, so a few trials reach any L
                 estimate = torch.where(accepted, estimate, estimate * 2**trial)
                 accepted = accepted | self._accepts(query, estimate)
             self.lipschitz = estimate
@@ -171,25 +178,40 @@ class _Backtrack:
 
     def _accepts(self, query: Query, estimate: Tensor) -> Tensor:
         gamma = _short_step(query, estimate)
-        x = query.x + gamma.unsqueeze(-1) * query.direction
-        slope = dot(query.gradient, query.direction)
-        square = dot(query.direction, query.direction)
-        model = query.value + gamma * slope + 0.5 * estimate * gamma**2 * square
+        d = gamma.unsqueeze(-1) * query.direction
+        model = 0.5 * estimate * dot(d, d)
         if query.unbounded is not None:
             down = torch.where(query.unbounded, query.gradient, 0) / estimate.unsqueeze(-1)
-            x = x - down
-            model = model - 0.5 * estimate * dot(down, down)
-        rounding = 4 * torch.finfo(model.dtype).eps * query.value.abs()
-        return self.objective.value(x) <= model + rounding
+            d = d - down
+            model = model + 0.5 * estimate * dot(down, down)
+        model = dot(query.gradient, d) + model
+        change = self.objective.value(query.x + d) - query.value
+        terms = query.value.abs() + dot(query.gradient.abs(), query.x.abs())
+        close = (change - model).abs() <= 4 * torch.finfo(model.dtype).eps * terms
+        accepted = (change <= model) & ~close
+        if _none(close):
+            return accepted
+        slope = dot(self.objective.gradient(query.x + d), d)
+        return accepted | (close & (slope <= model))
+
+
+def _none(mask: Tensor) -> bool:
+    """Whether a mask is known to be empty; a GPU is not waited for."""
+    return mask.device.type == "cpu" and not bool(mask.any())
 
 
 class _Lazy:
     """L and whether it came with negative curvature, found when first asked for."""
 
     def __init__(
-        self, objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
+        self,
+        objective: Objective,
+        x: Tensor,
+        given: float | Tensor | None,
+        rule: str,
+        resolution: float = 0.0,
     ) -> None:
-        self._find = partial(_lipschitz, objective, x, given, rule)
+        self._find = partial(_lipschitz, objective, x, given, rule, resolution)
         self._found: tuple[Tensor, Tensor | None] | None = None
 
     def __call__(self) -> tuple[Tensor, Tensor | None]:
@@ -238,7 +260,7 @@ def _ratio(slope: Tensor, curvature: Tensor, limit: Tensor | float) -> Tensor:
 
 
 def _lipschitz(
-    objective: Objective, x: Tensor, given: float | Tensor | None, rule: str
+    objective: Objective, x: Tensor, given: float | Tensor | None, rule: str, resolution: float
 ) -> tuple[Tensor, Tensor | None]:
     if given is not None:
         constant = torch.as_tensor(given, dtype=x.dtype, device=x.device)
@@ -256,20 +278,23 @@ def _lipschitz(
             "Backtracking()"
         )
     # a singular P has eigenvalues this far below zero by rounding
-    rounding = 16 * x.shape[-1] ** 0.5 * torch.finfo(x.dtype).eps
+    rounding = 16 * x.shape[-1] ** 0.5 * max(resolution, torch.finfo(x.dtype).eps)
     return curvature.high, curvature.low < -rounding * curvature.high.detach()
 
 
 def _first_estimate(objective: Objective, x: Tensor) -> Tensor:
-    """A power of two near the curvature at x along −∇f; one where the gradient is zero."""
+    """A power of two near the curvature at x along −∇f; zero where there is none."""
     with torch.no_grad():
-        gradient = objective.gradient(x)
-        d, _ = _unit_scale(gradient)
-        reach = x.abs().amax(-1).clamp_min(1).unsqueeze(-1)
-        small = torch.finfo(x.dtype).eps ** 0.5 * reach
-        change = objective.gradient(x - small * d) - gradient
+        d, _ = _unit_scale(objective.gradient(x))
         square = dot(d, d)
-        estimate = -dot(change, d) / (small.squeeze(-1) * torch.where(square > 0, square, 1))
-        usable = torch.isfinite(estimate) & (estimate > 0)
-        estimate = torch.where(usable, estimate, 1)
-        return torch.exp2(torch.ceil(torch.log2(estimate)))
+        estimate = dot(d, objective.hvp(x, d)) / torch.where(square > 0, square, 1)
+        power = torch.exp2(torch.ceil(torch.log2(estimate)))
+        return torch.where((estimate > 0) & torch.isfinite(power), power, 0)
+
+
+def _going_all_the_way(query: Query) -> Tensor:
+    """The M with which a short step ends at γ = 1, whatever the units; one where none does."""
+    d, size = _unit_scale(query.direction)
+    square = size * dot(d, d)
+    estimate = -dot(query.gradient, d) / torch.where(square > 0, square, 1)
+    return torch.where((estimate > 0) & torch.isfinite(estimate), estimate, 1)

@@ -36,12 +36,12 @@ def build_app() -> "typer.Typer":
     """The app with its subcommands. A new one is a function from its own module and a line here."""
     import typer
 
-    from dfwlayer_bench.bench import bench
-    from dfwlayer_bench.bench_options import ListCommand
-    from dfwlayer_bench.demo import demo
+    from dfwlayer_bench.bench.command import bench
+    from dfwlayer_bench.demo.command import demo
     from dfwlayer_bench.fuzz.command import fuzz
-    from dfwlayer_bench.reproduce import reproduce_app
-    from dfwlayer_bench.robotics.commands import robotics_app
+    from dfwlayer_bench.options import ListCommand
+    from dfwlayer_bench.reproduce.command import reproduce_app
+    from dfwlayer_bench.robotics.command import robotics_app
 
     app = typer.Typer(
         name="dfw",

@@ -11,26 +11,9 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.rows import where_rows
-from dfwlayer.methods.base import Method, Outcome, Problem, Settings
+from dfwlayer.methods.base import Problem
 
-__all__ = ["Known", "expand"]
-
-
-@dataclass(frozen=True)
-class Known(Method):
-    """Takes its start for the solution; the derivatives attached to it are right up to an order."""
-
-    order: int = 1
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return ("implicit",)
-
-    def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
-        """Nothing is left to do."""
-        none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-        # a start that is measured from a centre depends on it, but the known x is a constant
-        return Outcome(x.detach(), none, none)
+__all__ = ["expand"]
 
 
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:

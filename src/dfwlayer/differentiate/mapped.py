@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,43 +12,28 @@ from torch.autograd import forward_ad
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.differentiate.expansion import Known
-from dfwlayer.differentiate.transforms import derived, filled, has_derivatives, tensors_in
+from dfwlayer.differentiate.expansion import expand
+from dfwlayer.differentiate.transforms import derived, has_derivatives
+from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.linalg.rows import common_shape
+from dfwlayer.methods.base import Settings
 from dfwlayer.objectives import LeastSquares, Quadratic
 from dfwlayer.objectives.base import Objective, common_batch
+from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Solution
-from dfwlayer.step_size import StepSize
 
 __all__ = [
-    "Arguments",
     "check_no_others",
     "level",
     "one_batch",
     "ranks_of",
-    "solve_transformed",
+    "through_transforms",
 ]
 
-# dimensions of one problem's tensors; all of them may have a batch in front
-RANKS: dict[type, dict[str, int]] = {
-    Quadratic: {"P": 2, "q": 1},
-    LeastSquares: {"A": 2, "b": 1},
-    LpBall: {"radius": 0, "weight": 1},
-}
+Run = Callable[[Arguments, Settings], Solution]
 
 
-class Arguments(NamedTuple):
-    """The arguments of solve() that may hold tensors."""
-
-    objective: Objective
-    constraint: Constraint
-    x0: Tensor | None
-    step_size: StepSize | None
-
-
-def solve_transformed(
-    solve: Callable[..., Solution], arguments: Arguments, settings: dict[str, Any]
-) -> Solution:
+def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> Solution:
     """Solve on plain tensors, batched where a vmap asks for it, and attach the derivatives."""
     ranks = ranks_of(*arguments)
     tensors = tensors_in(arguments, sparse=False)
@@ -59,82 +43,83 @@ def solve_transformed(
     if differentiable:
         objective, constraint, _, _ = filled(arguments, iter(constants))
         check_no_others(objective, constraint, lambda: _value_at_zero(objective))
-    call = _Call(solve, arguments, settings, ranks)
-    x, value, gap, num_steps, status = derived(_Found(call), *level(constants, ranks))
+    call = (run, arguments, settings, ranks)
+    x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
     if differentiable:
-        (x,) = derived(_Carried(call), x.detach(), *level(tensors, ranks))
+        (x,) = derived(_Carried(*call), x.detach(), *level(tensors, ranks))
     return Solution(x, value, gap, num_steps, status)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of solve() with other tensors in its arguments."""
+    """A solve with other tensors in its arguments."""
 
-    solve: Callable[..., Solution]
+    run: Run
     arguments: Arguments
-    settings: dict[str, Any]
+    settings: Settings
     ranks: tuple[int, ...] | None
 
-    def __call__(
-        self, tensors: Sequence[Tensor], known: Tensor | None = None, order: int | None = None
-    ) -> Solution:
-        """Solve, or, given an order, take a known solution and attach its derivatives."""
-        lead: tuple[int, ...] | None = None
-        if self.ranks is not None:
-            if known is None:
-                tensors, lead = one_batch(tensors, self.ranks)
-            else:
-                (known, *tensors), lead = one_batch((known, *tensors), (1, *self.ranks))
-        objective, constraint, x0, step_size = filled(self.arguments, iter(tensors))
-        settings = self.settings | {"step_size": step_size}
-        if order is not None:
-            x0, settings = known, settings | {"method": Known(order), "differentiate": "implicit"}
-        sol = self.solve(objective, constraint, x0=x0, **settings)
-        if lead is None or len(lead) < 2:
-            return sol
-        numbers = (sol.value, sol.gap, sol.num_steps, sol.status)
-        return Solution(sol.x.reshape(*lead, sol.x.shape[-1]), *(n.reshape(lead) for n in numbers))
+    @property
+    def batches(self) -> bool:
+        return self.ranks is not None
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset()
+
+    def laid_out(
+        self, inputs: Sequence[Tensor], before: tuple[int, ...] = ()
+    ) -> tuple[Sequence[Tensor], tuple[int, ...]]:
+        """The inputs with at most one batch dimension, and the sizes of those there were.
+
+        ``before`` are the ranks of inputs that come before the tensors of the arguments.
+        """
+        if self.ranks is None:
+            return inputs, ()
+        return one_batch(inputs, (*before, *self.ranks))
+
+    def filled(self, tensors: Iterator[Tensor]) -> tuple[Arguments, Settings]:
+        """The arguments with these tensors; step sizes may hold some, too."""
+        arguments: Arguments = filled(self.arguments, tensors)
+        return arguments, replace(self.settings, step_size=arguments.step_size)
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(_Call):
     """The solution and its certificate, without derivatives."""
 
-    call: _Call
-
-    @property
-    def batches(self) -> bool:
-        return self.call.ranks is not None
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset()
-
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        sol = self.call(inputs)
-        return sol.x, sol.value, sol.gap, sol.num_steps, sol.status
+        tensors, lead = self.laid_out(inputs)
+        sol = self.run(*self.filled(iter(tensors)))
+        numbers = (sol.value, sol.gap, sol.num_steps, sol.status)
+        if len(lead) < 2:
+            return sol.x, *numbers
+        return sol.x.reshape(*lead, sol.x.shape[-1]), *(n.reshape(lead) for n in numbers)
 
 
-@dataclass(frozen=True)
-class _Carried:
+class _Carried(_Call):
     """(the solution, what it was found from) ↦ the solution, differentiably."""
 
-    call: _Call
-
-    @property
-    def batches(self) -> bool:
-        return self.call.ranks is not None
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset()
-
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        x, *tensors = inputs
         if order == 0:
-            return (x.clone(),)
-        implicit = self.call.settings["differentiate"] == "implicit"
-        return (self.call(tensors, x, order if implicit else None).x,)
+            return (inputs[0].clone(),)
+        (known, *tensors), lead = self.laid_out(inputs, (1,))
+        arguments, settings = self.filled(iter(tensors))
+        if settings.mode == "implicit":
+            x = _expanded(arguments._replace(x0=known), settings, order)
+        else:
+            x = self.run(arguments, settings).x
+        return (x if len(lead) < 2 else x.reshape(*lead, x.shape[-1]),)
+
+
+def _expanded(arguments: Arguments, settings: Settings, order: int) -> Tensor:
+    """The solution x0, with derivatives in the other arguments that are right up to an order."""
+    task = bind(arguments, settings).checked()
+    problem, x, place = centred(task.objective, task.constraint, task.point)
+    with torch.no_grad():
+        # measured from a centre x would depend on it, but the known solution is a constant
+        x = problem.constraint.retract(x.detach())
+        _, _, face = problem.face_at(x)
+    return task.without_bad(place(expand(problem, x, face, order)))
 
 
 def _value_at_zero(objective: Objective) -> Tensor:
@@ -162,7 +147,8 @@ def check_no_others(
             "a sparse tensor gets first derivatives only, and those outside of torch.func: "
             "detach it, or pass a dense one"
         )
-    if type(objective) not in RANKS and has_derivatives(value()):
+    own = isinstance(objective, Quadratic | LeastSquares)
+    if not own and has_derivatives(value()):
         raise RuntimeError(
             "the objective uses a tensor that is not one of its arguments, such as a module's "
             "parameter inside of fn, and the derivatives in it would be lost here: pass it as one "
@@ -178,14 +164,18 @@ def ranks_of(
     None where it is not known that a batch may be put in front of each of them.
     """
     ranks: list[int] = []
-    for part in (objective, constraint):
-        known = next((RANKS[kind] for kind in type(part).__mro__ if kind in RANKS), None)
-        if known is None:
+    for part, known in (
+        (objective, objective.ranks),
+        (constraint, {"radius": 0, "weight": 1} if isinstance(constraint, LpBall) else None),
+    ):
+        if not known:
             return None
-        tensors = [(getattr(part, name), rank) for name, rank in known.items()]
-        ranks += [rank for tensor, rank in tensors if isinstance(tensor, Tensor)]
-        if any(isinstance(t, Tensor) and t.layout != torch.strided for t, _ in tensors):
-            return None
+        for name in fields_of(part):
+            tensor = getattr(part, name)
+            if isinstance(tensor, Tensor):
+                if tensor.layout != torch.strided:
+                    return None
+                ranks.append(known[name])
     for other in others:  # a start, and parts that should have no tensors
         if isinstance(other, Tensor):
             ranks.append(1)

@@ -1,4 +1,4 @@
-"""torch.func, forward mode, higher derivatives, torch.compile and export around calls that solve.
+"""torch.func, forward mode and higher derivatives around calls that solve.
 
 A solve is a loop that looks at its data, so transforms cannot pass through it. They meet one
 autograd.Function instead, `Derived`, which knows what to do with each of them: a vmap becomes a
@@ -7,50 +7,25 @@ batch, a derivative becomes another `Derived`, and what reaches the bottom are p
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from dfwlayer.ops.tensors import tensors_in
 
 __all__ = [
     "Derived",
     "Pullback",
     "Recipe",
     "derived",
-    "filled",
     "has_derivatives",
     "in_transform",
-    "refuse_capture",
-    "refuse_recording",
-    "tensors_in",
-    "uncompiled",
     "unwrapped",
 ]
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-# what torch.compile(..., fullgraph=True) and torch.export(..., strict=True) say; before 2.8 there
-# is no place for a message
-_REASON = (
-    {
-        "msg": "dfwlayer.solve cannot be part of one graph, as its number of steps depends on "
-        "the data. Compile without fullgraph=True: it then runs between two graphs. It cannot be "
-        "exported; plain eager calls and torch.compile without fullgraph=True work."
-    }
-    if torch.__version__ >= "2.8"
-    else {}
-)
-_RECORDERS = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
 
 
 class Recipe(Protocol):
@@ -236,107 +211,3 @@ def has_derivatives(t: Tensor) -> bool:
         if not functorch.is_functorch_wrapped_tensor(t):
             return False
         t = functorch.get_unwrapped(t)
-
-
-def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
-    """The tensors in a dataclass or container, in a fixed order; transforms know no sparse ones."""
-    found: list[Tensor] = []
-    _collect(node, found)
-    return found if sparse else [t for t in found if t.layout == torch.strided]
-
-
-def _collect(node: Any, found: list[Tensor]) -> None:
-    if node is None or isinstance(node, float | type):
-        return
-    if isinstance(node, Tensor):
-        found.append(node)
-    elif isinstance(node, tuple | list):
-        for part in node:
-            _collect(part, found)
-    elif isinstance(node, dict):
-        for part in node.values():
-            _collect(part, found)
-    else:
-        for name in getattr(node, "__dataclass_fields__", ()):
-            _collect(getattr(node, name), found)
-
-
-def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
-    """A copy with other tensors in place of those that are not sparse, in the same order.
-
-    What an object has cached is not copied.
-    """
-    if isinstance(node, Tensor):
-        return next(tensors) if node.layout == torch.strided else node
-    if isinstance(node, tuple | list):
-        parts = [filled(part, tensors) for part in node]
-        return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
-    if isinstance(node, dict):
-        return {key: filled(part, tensors) for key, part in node.items()}
-    if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
-        return node
-    copy = object.__new__(type(node))
-    for name in node.__dataclass_fields__:  # the constructor's checks were passed before
-        object.__setattr__(copy, name, filled(getattr(node, name), tensors))
-    return copy
-
-
-def refuse_recording(by: str) -> NoReturn:
-    """Raise for a tool that records operations: it would keep the steps one set of data took."""
-    raise RuntimeError(
-        f"dfwlayer cannot be recorded by {by}: the number of its steps and the coordinates it "
-        "works on depend on the data, so that the recording would hold the solution of one problem "
-        "as a constant. What works is to call the model as it is, in eager mode, and torch.compile "
-        "without fullgraph=True. To export a model, export what comes before the layer and what "
-        "comes after it."
-    )
-
-
-def refuse_capture() -> None:
-    """Raise while the caller captures a CUDA graph, in which nothing can be read."""
-    initialised: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if initialised and torch.cuda.is_current_stream_capturing():
-        refuse_recording("a CUDA graph capture")
-
-
-def _refuse_recorders() -> None:
-    """Raise inside of the tools that record operations; they are all asked for in a microsecond."""
-    if torch._C._is_tracing():
-        refuse_recording("torch.jit.trace, which torch.onnx.export with dynamo=False uses")
-    modes = torch._C._len_torch_dispatch_stack()
-    if modes and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS):
-        refuse_recording("torch.export, torch.onnx.export, make_fx or fake tensors")
-    if torch._ops._len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
-        refuse_recording("make_fx(..., pre_dispatch=True)")
-
-
-def _refuse_scripting() -> NoReturn:
-    """What torch.jit.script calls before it looks at a function or a module."""
-    refuse_recording("torch.jit.script")
-
-
-def uncompiled(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Leave a function to eager mode inside of torch.compile, and refuse to be recorded.
-
-    torch.compiler.disable does the first, but it loads the compiler, which takes seconds; here it
-    is called only once somebody has loaded it.
-    """
-    eager: Callable[_P, _T] | None = None
-
-    def plain(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        _refuse_recorders()
-        return fn(*args, **kwargs)
-
-    @wraps(fn)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        nonlocal eager
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(**_REASON)
-        if "torch._dynamo" not in sys.modules:
-            return plain(*args, **kwargs)
-        if eager is None:
-            eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
-        return eager(*args, **kwargs)
-
-    call.__prepare_scriptable__ = _refuse_scripting  # type: ignore[attr-defined]
-    return call

@@ -1,1 +1,17 @@
-"""How a bound problem is run: eagerly, or from a recorded CUDA graph."""
+"""How a bound task is run.
+
+An engine takes a `Task` and locates its solutions; `dfwlayer.solve` attaches the gradient and
+certifies what any of them found. They are asked in the order of ``ENGINES``; the last one takes
+everything. A compiled engine is one more module with a ``locate`` and one more entry here.
+
+- `graph`: implicit solves by a recordable method over a recordable set on CUDA, from the second
+  call with the same shapes on.
+- `eager`: everything.
+"""
+
+from dfwlayer.engines import eager, graph
+from dfwlayer.engines.base import Engine
+
+__all__ = ["ENGINES"]
+
+ENGINES: tuple[Engine, ...] = (graph, eager)

@@ -18,16 +18,18 @@ from torch import Tensor
 
 from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.differentiate.transforms import filled, tensors_in
+from dfwlayer.engines.base import Located, Task, centred
 from dfwlayer.linalg.scale import ROUNDING
-from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.base import Outcome, is_invariant
 from dfwlayer.objectives.base import Objective
-from dfwlayer.objectives.translated import Translated
+from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Status
 
-__all__ = ["Solver", "out_of_range", "solve_again"]
+__all__ = ["out_of_range", "takes_care", "with_care"]
 
-Solver = Callable[[Objective, Constraint, Tensor, Settings], Outcome]
+Run = Callable[[Task], Outcome]
+
+MISSED = 100.0  # times tol: beyond it a float32 problem at its rounding floor is solved in float64
 
 # Exponents of two between which slopes, curvatures and lengths have to be, so that products of
 # three of them, and the rounding of these, stay within the normal range of the dtype.
@@ -65,38 +67,80 @@ def out_of_range(objective: Objective, constraint: Constraint, start: Tensor) ->
     return far | (known & ((length > high) | (length < low)))
 
 
-def solve_again(
-    solver: Solver,
-    objective: Objective,
-    constraint: Constraint,
-    start: Tensor,  # (..., n)
-    settings: Settings,
-    outcome: Outcome | None,
-    again: Tensor,  # (...)
-) -> Outcome:
-    """The outcome with the problems of the mask solved anew; it is None if those are all."""
-    part = None if outcome is None else _part(objective, constraint, again)
+def takes_care(task: Task) -> bool:
+    """Whether a task may be solved in other units, and is not already."""
+    settings = task.settings
+    exact = settings.mode == "implicit" and is_invariant(settings.method)
+    plain = settings.step_size is None and not task.in_units
+    return exact and plain and settings.max_steps > 0 and task.point.numel() > 0
+
+
+def with_care(run: Run, found: Located, outcome: Outcome) -> Outcome:
+    """The outcome, with what the dtype did not suffice for solved in units and in float64."""
+    if found.beyond is not None:
+        outcome = _again(run, found.task, outcome, found.beyond)
+    return _refined(run, found.task, outcome)
+
+
+def _refined(run: Run, task: Task, outcome: Outcome) -> Outcome:
+    """The outcome, with what the digits of float32 did not suffice for found in float64.
+
+    Each problem goes on with the steps it has left.
+    """
+    if outcome.x.dtype != torch.float32 or not outcome.refinable:
+        return outcome
+    settings = task.settings
+    if settings.step_size is not None or task.in_units:
+        return outcome
+    assert outcome.gap is not None and outcome.value is not None  # noqa: PT018
+    # a gap that misses tol by a little is rounding, and x has the digits of its dtype
+    wide = ~(outcome.gap <= MISSED * settings.tol * outcome.value.abs())
+    short = (outcome.status == Status.ROUNDING_FLOOR) & wide
+    short = short | (outcome.status == Status.STALLED)
+    again = short & (outcome.num_steps < settings.max_steps)
+    if not bool(again.any()):
+        return outcome
+    more = replace(settings, warm=True, spent=outcome.num_steps)
+    task = replace(task, start=outcome.x.detach(), settings=more, looked_at=True)
+    return _again(run, task, outcome, again, needed=False)
+
+
+def _again(run: Run, task: Task, outcome: Outcome, again: Tensor, needed: bool = True) -> Outcome:
+    """The outcome with the problems of the mask (...) solved anew.
+
+    Where that cannot be in units they are solved as they are, or if this is not needed left alone.
+    """
+    part = None if bool(again.all()) else _part(task, again)
     if part is None:
-        found = _solved(solver, objective, constraint, start, settings)
+        found = _in_units(run, task)
     else:
-        index, rows, sets = part
-        spent = None if settings.spent is None else settings.spent[index]
-        found = _solved(solver, rows, sets, start[index], replace(settings, spent=spent))
+        found = _in_units(run, part)
+        index = again.nonzero().squeeze(-1)
         found = None if found is None else _spread(found, index, len(again))
     if found is None:
-        return solver(objective, constraint, start, settings) if outcome is None else outcome
-    return found if outcome is None else _merged(outcome, found, again)
+        if not needed:
+            return outcome
+        found = run(replace(task, in_units=True))
+    return _merged(outcome, found, again)
 
 
-def _part(
-    objective: Objective, constraint: Constraint, again: Tensor
-) -> tuple[Tensor, Objective, Constraint] | None:
-    """The positions and problems of a mask, None where a batch cannot be taken apart."""
-    if again.dim() == 0 or not hasattr(objective, "rows"):
+def _part(task: Task, again: Tensor) -> Task | None:
+    """The problems of a mask, None where a batch cannot be taken apart."""
+    if again.dim() == 0:
         return None
     index = again.nonzero().squeeze(-1)
-    sets = constraint.rows(index)
-    return None if sets is None else (index, objective.rows(index), sets)
+    objective, sets = task.objective.rows(index), task.constraint.rows(index)
+    if objective is None or sets is None:
+        return None
+    spent = task.settings.spent
+    return replace(
+        task,
+        objective=objective,
+        constraint=sets,
+        start=task.point[index],
+        lead=(len(index),),
+        settings=replace(task.settings, spent=None if spent is None else spent[index]),
+    )
 
 
 def _spread(found: Outcome, index: Tensor, count: int) -> Outcome:
@@ -123,10 +167,14 @@ def _merged(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
     )
 
 
-def _solved(
-    solver: Solver, objective: Objective, constraint: Constraint, start: Tensor, settings: Settings
-) -> Outcome | None:
+def _in_units(run: Run, task: Task) -> Outcome | None:
     """Solve in units and in double precision, None where objective or set cannot be put so."""
+    objective, constraint, start, settings = (
+        task.objective,
+        task.constraint,
+        task.point,
+        task.settings,
+    )
     wide = _in_double(objective, constraint)
     if wide is None:
         return None
@@ -141,9 +189,18 @@ def _solved(
         unit = torch.ones_like(unit)
         scaled = constraint_there
     rescaled = objective_there.rescaled(unit, factor)
+    if rescaled is None:
+        return None
     column = unit.unsqueeze(-1)
-    how = replace(settings, resolution=torch.finfo(start.dtype).eps)
-    found = solver(rescaled, scaled, scaled.retract(start.double() / column), how)
+    there = replace(
+        task,
+        objective=rescaled,
+        constraint=scaled,
+        start=scaled.retract(start.double() / column),
+        settings=replace(settings, resolution=torch.finfo(start.dtype).eps),
+        in_units=True,
+    )
+    found = run(there)
     # as it will be returned, it is certified
     moved = (found.x * column).to(start.dtype)
     x = constraint.retract(moved)
@@ -151,15 +208,12 @@ def _solved(
     with torch.no_grad():
         value, gradient = rescaled.value_and_gradient(at)
     status = torch.where(found.status == Status.CONVERGED, int(Status.ROUNDING_FLOOR), found.status)
-    seen: Objective = rescaled
-    while (inner := scaled.centred()) is not None:
-        scaled, centre = inner
-        seen, at = Translated(seen, centre.detach()), at - centre.detach()
-    problem = Problem(seen, scaled, scaled.unbounded())
-    gap, status = certify(problem, at, value, gradient, status, settings.tol)
-    with torch.no_grad():  # what rounding of x to its dtype makes of the gap
-        way = at - scaled.vertex(gradient)
-        blur = seen.scale(at, gradient).blur(way).squeeze(-1)
+    with torch.no_grad():
+        problem, at, _ = centred(rescaled, scaled, at)
+        gap, status = certify(problem, at, value, gradient, status, settings.tol)
+        # what rounding of x to its dtype makes of the gap
+        way = at - problem.constraint.vertex(gradient)
+        blur = problem.objective.scale(at, gradient).blur(way).squeeze(-1)
         blur = blur * torch.finfo(start.dtype).eps / torch.finfo(torch.float64).eps
     unfinished = (status == Status.MAX_STEPS) | (status == Status.STALLED)
     status = torch.where(unfinished & (gap <= blur), int(Status.ROUNDING_FLOOR), status)
@@ -195,12 +249,12 @@ class _Widened(torch.autograd.Function):
 
 def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective, Constraint] | None:
     """Both with float64 data; None for an objective that cannot be put into units."""
-    if not hasattr(objective, "rescaled") or not is_dataclass(constraint):
+    if not is_dataclass(objective) or not is_dataclass(constraint):
         return None
     tensors = tensors_in((objective, constraint), sparse=False)
     wide = (_widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
-    for name in objective.__dataclass_fields__:
+    for name in fields_of(objective):
         value = getattr(objective, name)
         if isinstance(value, Tensor) and value.layout != torch.strided:
             object.__setattr__(both[0], name, value.double())

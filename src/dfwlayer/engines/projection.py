@@ -23,10 +23,12 @@ from torch.nn import Parameter
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.balls.l1_nearest import Nearest, nearest_l1
-from dfwlayer.differentiate.transforms import in_transform, refuse_capture, uncompiled
-from dfwlayer.engines.kernels import nearest as kernels
+from dfwlayer.differentiate.implicit import gradients_nearby
+from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.objectives import Quadratic
-from dfwlayer.solve import solve
+from dfwlayer.ops.kernels import nearest as kernels
+from dfwlayer.ops.tensors import tensors_in
+from dfwlayer.ops.tracing import refuse_capture, uncompiled
 
 __all__ = ["project"]
 
@@ -173,7 +175,7 @@ class _Project(torch.autograd.Function):
         asked: tuple[bool, ...] = ctx.needs_input_grad[:3]
         given: tuple[Tensor | None, ...] = ctx.saved_tensors
         if torch.is_grad_enabled() or in_transform(v):
-            return *_differentiably(given, asked, v), None
+            return *_differentiably(given, asked, ctx.nearest.x, v), None
         nearest: _Nearest = ctx.nearest
         gradients = nearest.pullback(v, *asked[1:])
         shared = (
@@ -184,18 +186,17 @@ class _Project(torch.autograd.Function):
 
 
 def _differentiably(
-    given: tuple[Tensor | None, ...], asked: tuple[bool, ...], v: Tensor
+    given: tuple[Tensor | None, ...], asked: tuple[bool, ...], x: Tensor, v: Tensor
 ) -> list[Tensor | None]:
-    """The same gradients with derivatives of their own, by way of `solve`."""
+    """The same gradients with derivatives of their own."""
     q, weight, radius = given
-    assert q is not None
-    assert radius is not None
-    with torch.enable_grad():
-        x = solve(Quadratic(None, q), LpBall(1.0, radius, weight), verify=False).x
-    wanted = [t for t, need in zip(given, asked, strict=True) if need and t is not None]
-    found = iter(
-        torch.autograd.grad(
-            x, wanted, v, create_graph=torch.is_grad_enabled(), materialize_grads=True
-        )
+    assert q is not None and radius is not None  # noqa: PT018
+    objective = Quadratic(None, q).bind(len(q) if q.dim() == 2 else None)
+    constraint = LpBall(1.0, radius, weight).bind(q.shape[-1:], q.dtype, q.device)
+    tensors = tensors_in((objective, constraint))
+    needed = dict(zip(map(id, given), asked, strict=True))
+    found = gradients_nearby(
+        objective, constraint, x, v, tensors, [needed.get(id(t), False) for t in tensors]
     )
-    return [next(found) if need else None for need in asked]
+    by_name = dict(zip(map(id, tensors), found, strict=True))
+    return [by_name.get(id(t)) if need else None for t, need in zip(given, asked, strict=True)]

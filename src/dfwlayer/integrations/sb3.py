@@ -28,8 +28,8 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor, shown
-from dfwlayer.differentiate.transforms import uncompiled
 from dfwlayer.layer import DFWLayer
+from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["ActionLimit", "LimitedActions", "LimitedSACPolicy", "LimitedTD3Policy"]
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Face
-from dfwlayer.engines.graphs import may_record, rebuilt, replay, static_of, tensors_of
 from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
 from dfwlayer.linalg.rows import (
     Mask,
@@ -25,7 +24,9 @@ from dfwlayer.linalg.rows import (
     where_rows,
 )
 from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
-from dfwlayer.objectives.base import Objective, diagonal_of, objective_records
+from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.graphs import may_record, replay
+from dfwlayer.ops.tensors import filled, static_of, tensors_in
 
 __all__ = ["FaceSystem"]
 
@@ -122,7 +123,7 @@ class FaceSystem:
             return self._refined(v, *found, tol, most)
         if self.objective.isotropic and not self.face.bends:
             return sound(self.tangent(v))
-        if diagonal_of(self.objective) is None:
+        if self.objective.diagonal is None:
             first = self.solve(v, tol=tol, max_steps=min(PATIENCE, most))
             if not any_row(first.unfinished):
                 return sound(first.u)
@@ -147,19 +148,20 @@ class FaceSystem:
     def _recorded(self, v: Tensor, tol: float, floor: Scalar = 0.0) -> tuple[Tensor, Tensor] | None:
         """The first steps from a CUDA graph, and whether they were not enough."""
         objective = self.objective
-        if self.face.bends or not objective.quadratic or not objective_records(objective):
+        if self.face.bends or not objective.quadratic or not objective.recordable:
             return None
         if self.face.free is None or self._normal is None:
             return None
         if not isinstance(floor, Tensor):
             floor = torch.full_like(v[..., :1], floor)
-        tensors = (*tensors_of(objective), v, self.face.free, self._normal, floor)
+        given = (objective, v, self.face.free, self._normal, floor)
+        tensors = tensors_in(given)
         if not may_record(tensors):
             return None
         most = 16 if v.dtype == torch.float32 else 32
 
         def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            own, (v, free, normal, floor) = rebuilt(objective, copies)
+            own, v, free, normal, floor = filled(given, iter(copies))
             space = tangent_space(free, normal)
             if own.isotropic:
                 return sound(space(v)), torch.zeros_like(free[..., 0]).any()
@@ -169,7 +171,7 @@ class FaceSystem:
             return sound(found.u), torch.as_tensor(found.unfinished).any()
 
         with torch.no_grad():
-            found = replay(("invert", *static_of(objective), tol), calculate, tensors)
+            found = replay(("invert", static_of(objective), tol), calculate, tensors)
         return None if found is None else (found[0], found[1])
 
     def multiplier(self, rest: Tensor) -> Tensor:  # (..., n) -> (..., m)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.rows import dot, norm, where_rows
+from dfwlayer.linalg.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Status
 
@@ -17,9 +18,8 @@ __all__ = ["Descent", "Hull", "descend_over_hull", "span"]
 
 NEWTON = 3  # models of an f that is not quadratic before the oracle is asked again
 TRIALS = 40  # lengths that a line search may try; each is up to four times shorter than the last
-PATIENCE = (
-    2  # steps in a row that lower f by no more than rounding, after which nothing else is left
-)
+FURTHEST = 2.0**20  # times the step to a model's minimum that a line search may go
+PATIENCE = 2  # steps in a row that lower f by no more than rounding: nothing else is left
 WANDER = 10  # steps in a row without a lower f or gap, likewise
 ARMIJO = 0.1  # the part of the decrease that the slope promises which a step has to keep
 FLAT = 0.5  # a step is long enough where this part of the slope is gone
@@ -104,7 +104,7 @@ class Descent(NamedTuple):
     hull: Hull
     x: Tensor  # (..., n)
     gradient: Tensor  # (..., n), ∇f(x)
-    terms: Tensor  # (..., n), double, the size of what ∇f(x) is a sum of; see `_terms`
+    scale: Scale  # at x, in double
     num_steps: Tensor  # (...), calls of the oracle
     status: Tensor  # (...)
 
@@ -136,6 +136,7 @@ def descend_over_hull(
     max_steps: int,
     *,
     settle: bool = False,
+    stopped: Callable[[Tensor, Tensor, Tensor, Tensor], bool] | None = None,
 ) -> Descent:
     """Fully corrective Frank-Wolfe: ask for a vertex, then minimise over all that are in use.
 
@@ -147,7 +148,8 @@ def descend_over_hull(
     lowers f at least as much as one of Frank-Wolfe with a line search.
 
     With ``settle`` a problem whose gap is small enough goes on, for a while, until the oracle has
-    nothing new to say: the points in use are then those of the solution's face.
+    nothing new to say: the points in use are then those of the solution's face. ``stopped`` is told
+    x, f, ∇f and the steps taken, at the start and after each, and may end it all.
     """
     going = torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
     state, going = _usable(objective, oracle, start, going)
@@ -156,9 +158,12 @@ def descend_over_hull(
     idle, after = torch.zeros_like(status), torch.zeros_like(status)
     lowest = torch.full_like(state.value, torch.inf, dtype=torch.float64)
     least = lowest.clone()
-    terms, (bound, bent_down) = _terms(objective, state), _curvature(objective, state.x)
+    scale, (bound, bent_down) = _scale(objective, state), _curvature(objective, state.x)
     finfo = torch.finfo(start.dtype)
     for _ in range(max_steps):
+        if stopped is not None and stopped(state.x, state.value, state.gradient, steps):
+            status = torch.where(going, int(Status.STOPPED), status)
+            break
         vertex = oracle(state.gradient)
         d = vertex.double() - state.hull.mean()
         gap = -dot(state.gradient.double(), d)
@@ -168,7 +173,7 @@ def descend_over_hull(
         # with a margin for the rounding of the final certificate, which has the last word
         enough = tol * state.value.double().abs().clamp_min(finfo.tiny)
         close = gap <= 0.9 * enough
-        noise = finfo.eps * dot(terms, d.abs())
+        noise = scale.blur(d).squeeze(-1) / ROUNDING
         lost = gap <= noise
         if settle:
             known = (hull.weights * toward).sum(-1) > 0
@@ -186,12 +191,15 @@ def descend_over_hull(
         if not bool(going.any()):
             break
         steps = steps + going
-        state, lowered = _step(objective, state._replace(hull=hull), toward, terms, going)
+        state, lowered = _step(objective, state._replace(hull=hull), toward, scale, going)
         state = state._replace(hull=state.hull.pruned())
-        terms = _terms(objective, state)
+        scale = _scale(objective, state)
         stalled = torch.where(lowered, 0, stalled + 1)
     status = torch.where(bent_down, int(Status.NOT_CONVEX), status)
-    return Descent(state.hull, state.x, state.gradient, terms, steps, status)
+    # x is a sum, in double precision, of points that may be larger than it
+    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
+    blurred = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
+    return Descent(state.hull, state.x, state.gradient, blurred, steps, status)
 
 
 def _usable(
@@ -218,18 +226,10 @@ def _usable(
     return _State(Hull.of(x), x, value, where_rows(good, gradient, 0)), going & good
 
 
-def _terms(objective: Objective, state: _State) -> Tensor:  # (..., n), double
-    """|∇f(x)| + |∇²f(x) x|: what ∇f(x) is computed from, so that it is off by eps times that.
-
-    x is a sum itself, in double precision, of points that may be larger than it.
-    """
-    ratio = torch.finfo(torch.float64).eps / torch.finfo(state.x.dtype).eps
-    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
-    x = state.x.double()
-    unit, size = _unit(x + torch.copysign(ratio * sizes, x))
-    product = objective.hvp(state.x, unit.to(state.x.dtype)).double().abs() * size.unsqueeze(-1)
-    terms = state.gradient.double().abs() + product
-    return torch.where(torch.isfinite(terms), terms, 0)
+def _scale(objective: Objective, state: _State) -> Scale:
+    """The objective's at x, in double precision; what is out of range counts as zero."""
+    curvature, noise = (part.double() for part in objective.scale(state.x, state.gradient))
+    return Scale(curvature, torch.where(torch.isfinite(noise), noise, 0))
 
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
@@ -270,36 +270,47 @@ def _bend(
 
 
 class _Model(NamedTuple):
-    """f − f(x) ≈ ⟨slope, δ⟩ + ½⟨δ, gram δ⟩ for changes δ of the weights, in some unit."""
+    """f(x + p) − f(x) ≈ ⟨slope, p⟩ + ½⟨p, hessian p⟩ for steps p = Σ δ_i place_i.
 
-    gram: Tensor  # (..., m, m), double
-    slope: Tensor  # (..., m), double
+    Places are coordinates of the points as seen from x: with sides of a set that differ by many
+    orders of magnitude, products of ways to its points would hide the curvature along short ones.
+    """
+
+    places: Tensor  # (..., m, k), double
+    hessian: Tensor  # (..., k, k), double
+    slope: Tensor  # (..., k), double
 
     @classmethod
     def of(cls, objective: Objective, state: _State) -> _Model:
-        """From products of ∇²f with the way to each point, in units of the longest of them."""
-        points, x = state.hull.points.double(), state.hull.mean()
-        offsets = points - x.unsqueeze(-2)
-        size = offsets.abs().amax((-2, -1))
-        size = torch.where(size > 0, size, 1)
-        offsets = offsets / size[..., None, None]
-        products = [objective.hvp(state.x, o.to(state.x.dtype)) for o in offsets.unbind(-2)]
-        unit, steep = _unit(state.gradient.double())
-        gram = offsets @ torch.stack(products, -2).double().mT
-        gram = 0.5 * (gram + gram.mT) * (size / steep)[..., None, None]
-        return cls(torch.nan_to_num(gram), (offsets @ unit.unsqueeze(-1)).squeeze(-1))
+        """From products of ∇²f with a basis, that of all coordinates or of the points' span."""
+        places = state.hull.points.double() - state.hull.mean().unsqueeze(-2)
+        m, n = places.shape[-2:]
+        slope, like = state.gradient.double(), state.x
+        basis = torch.eye(n, dtype=torch.float64, device=like.device).expand(*like.shape[:-1], n, n)
+        if m < n:
+            basis = torch.linalg.svd(places, full_matrices=False).Vh
+        products = [objective.hvp(like, v.to(like.dtype)) for v in basis.unbind(-2)]
+        hessian = basis @ torch.stack(products, -1).double()
+        if m < n:
+            places, slope = places @ basis.mT, (basis @ slope.unsqueeze(-1)).squeeze(-1)
+        return cls(places, torch.nan_to_num(0.5 * (hessian + hessian.mT)), slope)
+
+    def step(self, change: Tensor) -> Tensor:  # (..., m) -> (..., k)
+        """p for changes of the weights."""
+        return (change.unsqueeze(-2) @ self.places).squeeze(-2)
+
+    def times(self, step: Tensor) -> Tensor:  # (..., k) -> (..., k)
+        """∇²f p."""
+        return (self.hessian @ step.unsqueeze(-1)).squeeze(-1)
 
     def lowered(self, change: Tensor) -> Tensor:  # (..., m) -> (...)
         """How much a change of the weights lowers the model."""
-        return -dot(self.slope + 0.5 * self.times(change), change)
-
-    def times(self, change: Tensor) -> Tensor:
-        """gram δ."""
-        return (self.gram @ change.unsqueeze(-1)).squeeze(-1)
+        step = self.step(change)
+        return -dot(self.slope + 0.5 * self.times(step), step)
 
 
 def _step(
-    objective: Objective, state: _State, toward: Tensor, terms: Tensor, going: Tensor
+    objective: Objective, state: _State, toward: Tensor, scale: Scale, going: Tensor
 ) -> tuple[_State, Tensor]:
     """One step with a vertex that is in the hull, and whether it lowered f beyond rounding."""
     before, open_ = state, going
@@ -313,7 +324,8 @@ def _step(
         short = torch.zeros_like(going)
         if k == 0:
             plain = toward - weights
-            slope, bend = dot(model.slope, plain), dot(plain, model.times(plain))
+            way = model.step(plain)
+            slope, bend = dot(model.slope, way), dot(way, model.times(way))
             length = torch.where(bend > -slope, -slope / torch.where(bend > 0, bend, 1), 1)
             vertexwards = weights + length.clamp(0, 1).unsqueeze(-1) * plain
             promised = model.lowered(vertexwards - weights)
@@ -327,9 +339,10 @@ def _step(
             found, kept = other.where(lower, found), kept | lower
         d = found.hull.mean() - state.hull.mean()
         down = -0.5 * dot(state.gradient.double() + found.gradient.double(), d)
-        moved = (found.x != state.x).any(-1) & (down > 4 * eps * dot(terms, d.abs()))
+        moved = (found.x != state.x).any(-1) & (down > 4 / ROUNDING * scale.blur(d).squeeze(-1))
         lowered = lowered | (open_ & kept & (moved | (found.value < before.value)))
-        state, open_ = found, open_ & kept & moved
+        # a model that is good for a small part of its step only is not worth another one
+        state, open_ = found, open_ & kept & moved & (reached >= 0.25)
         if not bool(open_.any()):
             break
     return state, lowered
@@ -337,50 +350,53 @@ def _step(
 
 def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, eps: float) -> Tensor:
     """Weights (..., m) that minimise the model, for the problems that go on."""
-    first, slope = weights, model.slope
-    level = model.gram.diagonal(dim1=-2, dim2=-1).abs().amax(-1, keepdim=True)
-    level = torch.maximum(level, slope.abs().amax(-1, keepdim=True))
-    level = torch.where(level > 0, level, 1)
-    gram = model.gram / level.unsqueeze(-1)
-    # a little more curvature chooses among the weights of dependent points, and makes up for
-    # products with ∇²f that are off by eps, or for an f that is not convex
-    least = torch.linalg.eigvalsh(gram)[..., :1]
-    ridge = max(RIDGE, 8 * eps) + 2 * (-least).clamp_min(0)
-    used = (weights > 0) | (toward > 0)
-    done = ~going
+    if not bool(going.any()):
+        return weights
+    out = weights.clone()
+    places, hessian, slope = (part[going] for part in model)
+    weights, used = weights[going], (weights[going] > 0) | (toward[going] > 0)
+    # a little more curvature makes up for products with ∇²f that are off by eps, or for an f that
+    # is not convex
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    level = torch.where((top := eigenvalues.abs().amax(-1, keepdim=True)) > 0, top, 1)
+    ridge = max(RIDGE, 8 * eps) * level + 2 * (-eigenvalues[..., :1]).clamp_min(0)
+    hessian = hessian + torch.diag_embed(ridge.expand_as(slope))
+    done = torch.zeros_like(used[..., :1])
     for _ in range(weights.shape[-1]):
-        change = _affine_step(gram, slope / level, used, ridge)
+        change = _affine_step(places, hessian, slope, used)
         falling = used & (change < 0)
         room = torch.where(falling, weights / torch.where(falling, -change, 1), torch.inf)
         limit = room.amin(-1, keepdim=True)
-        length = torch.where(done.unsqueeze(-1), 0, limit.clamp(max=1))
+        length = torch.where(done, 0, limit.clamp(max=1))
         weights = (weights + length * change).clamp_min(0)
-        slope = slope + length * model.times(change)
-        dropped = (room <= limit) & (limit < 1) & ~done.unsqueeze(-1)
+        step = length.unsqueeze(-1) * (change.unsqueeze(-2) @ places)
+        slope = slope + (step @ hessian).squeeze(-2)
+        dropped = (room <= limit) & (limit < 1) & ~done
         weights, used = torch.where(dropped, 0, weights), used & ~dropped
-        done = done | (limit.squeeze(-1) >= 1)
+        done = done | (limit >= 1)
         if bool(done.all()):
             break
-    return where_rows(going, weights / weights.sum(-1, keepdim=True), first)
+    out[going] = weights / weights.sum(-1, keepdim=True)
+    return out
 
 
-def _affine_step(gram: Tensor, slope: Tensor, used: Tensor, ridge: Tensor) -> Tensor:
-    """δ with the least ½⟨δ, Gδ⟩ + ⟨slope, δ⟩ among those with sum 0 that leave the unused at 0.
+def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -> Tensor:
+    """δ with sum 0 that leaves the unused at 0, of the least ⟨slope, p⟩ + ½⟨p, hessian p⟩.
 
-    Where G has no curvature and the slope does not vanish, δ is very long.
+    With C = USVᵀ the used places around their middle, p = Vz for δ = US⁻¹z. A direction that is
+    rounding in C is none; where points are dependent, δ is the shortest of those with that p.
     """
-    mask = used.to(gram.dtype)
-    m = gram.shape[-1]
-    inner = gram * mask.unsqueeze(-1) * mask.unsqueeze(-2)
-    inner.diagonal(dim1=-2, dim2=-1).add_(1 - mask + ridge)
-    border = mask.unsqueeze(-1)
-    corner = torch.zeros_like(border[..., :1, :])
-    matrix = torch.cat((torch.cat((inner, border), -1), torch.cat((border.mT, corner), -1)), -2)
-    right = torch.nn.functional.pad(-slope * mask, (0, 1)).unsqueeze(-1)
-    found = torch.linalg.solve_ex(matrix, right).result
-    found = found + torch.linalg.solve_ex(matrix, right - matrix @ found).result
-    change = found[..., :m, 0] * mask
-    sound = torch.isfinite(change).all(-1) & (dot(slope, change) < 0)
+    mask = used.to(places.dtype).unsqueeze(-1)
+    middle = (mask * places).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+    left, sizes, rows = torch.linalg.svd(mask * (places - middle), full_matrices=False)
+    rounding = 16 * torch.finfo(sizes.dtype).eps * places.shape[-2] ** 0.5
+    sure = sizes > rounding * sizes.amax(-1, keepdim=True)
+    rows = rows * sure.unsqueeze(-1)
+    inner = rows @ hessian @ rows.mT + torch.diag_embed((~sure).to(sizes.dtype))
+    z = -torch.linalg.solve_ex(inner, rows @ slope.unsqueeze(-1)).result
+    change = (mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))).squeeze(-1)
+    step = (change.unsqueeze(-2) @ places).squeeze(-2)
+    sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)
     return where_rows(sound, change, 0)
 
 
@@ -402,6 +418,8 @@ def _searched(
     """
     hull, old = state.hull, state.hull.weights
     change = target - old
+    # of sum zero to the last digit, as a multiple of it may be taken
+    change = change.scatter_add(-1, old.argmax(-1, keepdim=True), -change.sum(-1, keepdim=True))
     # from x, as what the points have in common would only add its rounding
     d = Hull(hull.points.double() - hull.mean().unsqueeze(-2), old).sum_of(change)
     slope = dot(state.gradient.double(), d)
@@ -411,11 +429,15 @@ def _searched(
         4 * finfo.eps * (value.abs() + dot(state.gradient.double().abs(), state.x.double().abs()))
     )
     length = torch.ones_like(slope) if first is None else first
+    # beyond the target, where the slope says so, up to where a weight is zero
+    room = torch.where(change < 0, -old / torch.where(change < 0, change, 1), FURTHEST)
+    most = room.amin(-1).clamp(1, FURTHEST)
     low, high = torch.zeros_like(slope), torch.full_like(slope, torch.inf)
     found, reached = state, torch.zeros_like(slope)
     searching = going & (slope < 0)
     for _ in range(TRIALS):
-        weights = torch.lerp(old, target, length.unsqueeze(-1)).clamp_min(0)
+        weights = (old + length.unsqueeze(-1) * change).clamp_min(0)
+        weights = weights / weights.sum(-1, keepdim=True)
         mixed = Hull(hull.points, where_rows(searching, weights, found.hull.weights))
         x = where_rows(searching, mixed.combination(), found.x)
         f, gradient = objective.value_and_gradient(x)
@@ -427,10 +449,11 @@ def _searched(
         found = _State(mixed, x, f, gradient).where(taken, found)
         reached = torch.where(taken, length, reached)
         low, high = torch.where(taken, length, low), torch.where(taken, high, length)
-        short = taken & (after < FLAT * slope) & (length < 1) & (high > 2 * low)
+        short = taken & (after < FLAT * slope) & (length < most) & (high > 2 * low)
         searching = searching & (short | (~taken & ~((low > 0) & (high <= 2 * low))))
         if not bool(searching.any()):
             break
-        beyond = torch.where(torch.isfinite(high), 0.5 * (low + high), (4 * length).clamp(max=1))
+        further = torch.minimum(4 * length, most)
+        beyond = torch.where(torch.isfinite(high), 0.5 * (low + high), further)
         length = torch.where(low > 0, beyond, 0.25 * length)
     return found, reached > 0, reached

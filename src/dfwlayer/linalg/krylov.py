@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -17,14 +16,15 @@ from dfwlayer.linalg.rows import (
     axpy,
     fill,
     inner,
+    interval,
     maximum,
     minimum,
     ratio,
-    recording,
     select,
     select_mask,
 )
 from dfwlayer.linalg.subspaces import Orthogonal, Tangent
+from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["Krylov", "conjugate_gradient"]
 
@@ -75,7 +75,7 @@ def conjugate_gradient(
     flattest = fill(torch.inf, rho)
     if isinstance(subspace, Tangent) and precondition is None and kernels.take(rhs):
         return _fused(matvec, residual, subspace, target, max_steps, cap, stop, ask)
-    every = 1 if rhs.device.type == "cpu" else 8
+    every = interval(rhs, 8)
     for step in range(max_steps):
         going = going & (rho > target)
         if cap is not None:
@@ -141,7 +141,7 @@ def _fused(
         if stop is not None and step == ask:
             ask *= 2
             going.logical_and_(torch.as_tensor(stop(u)).logical_not())
-        if step % 8 == 0 and not recording(rho) and not any_row(going & (rho > enough)):
+        if step % 8 == 0 and not any_row(going & (rho > enough)):
             break
         product = matvec(direction).contiguous()
         vectors = (product, direction, residual, u, free, unit)

@@ -21,6 +21,7 @@ __all__ = [
     "dot",
     "fill",
     "inner",
+    "interval",
     "maximum",
     "minimum",
     "norm",
@@ -29,8 +30,10 @@ __all__ = [
     "recording",
     "root",
     "scaled_norm",
+    "seen",
     "select",
     "select_mask",
+    "settled",
     "where_rows",
 ]
 
@@ -165,6 +168,26 @@ def any_row(mask: Mask) -> bool:
     if not isinstance(mask, Tensor):
         return mask
     return recording(mask) or bool(mask.any())
+
+
+def seen(mask: Mask) -> bool:
+    """Whether the mask is seen to hold for some problem; makes a GPU wait.
+
+    While a CUDA graph is recorded nothing is seen, and what is rare is left out.
+    """
+    if not isinstance(mask, Tensor):
+        return mask
+    return not recording(mask) and bool(mask.any())
+
+
+def settled(mask: Tensor) -> bool:
+    """Whether the mask is known to hold for all problems; a GPU is not waited for to find out."""
+    return mask.device.type == "cpu" and bool(mask.all())
+
+
+def interval(like: Tensor, there: int) -> int:
+    """Steps between two looks at the data: so many on a GPU, which would have to wait."""
+    return 1 if like.device.type == "cpu" else there
 
 
 def recording(like: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class ActiveSet:
                 settings.tol,
                 settings.max_steps,
                 settle=face_of is not None,
+                stopped=None if settings.callback is None else partial(settings.stopped, problem),
             )
             face = None if face_of is None else face_of(found)
         return Outcome(found.x, found.num_steps, found.status, face=face)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.linalg.rows import dot, where_rows
+from dfwlayer.linalg.rows import dot, interval, norm, where_rows
 from dfwlayer.objectives.base import Objective
-from dfwlayer.solution import Status
+from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature
 
 __all__ = [
+    "Callback",
     "Method",
     "Outcome",
     "Problem",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 
+Callback = Callable[[Progress], bool | None]
+
+
 class Problem(NamedTuple):
     """A batch of problems, checked and bound to vectors (B, n), or a single one and (n,)."""
 
@@ -39,27 +43,48 @@ class Problem(NamedTuple):
     def rows(self, index: Tensor) -> Problem | None:
         """The problems at these positions, None where objective or set cannot be taken apart."""
         constraint = self.constraint.rows(index)
-        if constraint is None or not hasattr(self.objective, "rows"):
+        objective = self.objective.rows(index)
+        if constraint is None or objective is None:
             return None
         unbounded = self.unbounded
         if unbounded is not None and unbounded.dim() == 2 and len(unbounded) > 1:
             unbounded = unbounded[index]
-        return Problem(self.objective.rows(index), constraint, unbounded)
+        return Problem(objective, constraint, unbounded)
+
+    def face_at(self, x: Tensor) -> tuple[Tensor, Tensor, Face]:
+        """f and ∇f at a solution x, and the face it lies on."""
+        value, gradient = self.objective.value_and_gradient(x)
+        scale = self.objective.scale(x, gradient)
+        return value, gradient, self.constraint.face(x, gradient, scale)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how to go."""
+    """How to solve and how long; the settings of `dfwlayer.solve` after they were checked."""
 
+    method: Method
+    mode: str  # of differentiation, "implicit" or "unroll"
     tol: float
     max_steps: int
     step_size: StepSize | None
     temperature: Temperature
-    warm: bool  # a start was given
+    verify: bool = True
+    warm: bool = False  # a start was given
     # rounding of the data, relative, where they come from a dtype that is less precise than the
     # one they are in; curvature below that says nothing of convexity
     resolution: float = 0.0
     spent: Tensor | None = None  # (...), steps that each problem has taken before, None for none
+    callback: Callback | None = None
+
+    def stopped(
+        self, problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, num_steps: Tensor
+    ) -> bool:
+        """Tell the callback where the solve is; whether it wants an end."""
+        if self.callback is None:
+            return False
+        with torch.no_grad():
+            gap = gap_of(problem.constraint, x, gradient, problem.unbounded)
+        return bool(self.callback(Progress(x, value.detach(), gap, num_steps)))
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
         """τ of the step, as far as the dtype can hold it."""
@@ -108,9 +133,9 @@ class State(NamedTuple):
 
 
 def iterate(
-    problem: Problem, rule: Rule, x: Tensor, max_steps: int, step: Callable[[int, State], State]
+    problem: Problem, rule: Rule, x: Tensor, settings: Settings, step: Callable[[int, State], State]
 ) -> Outcome:
-    """Run ``step`` until no problem is active or ``max_steps`` is reached.
+    """Run ``step`` until no problem is active, ``max_steps`` is reached or the callback says so.
 
     The loop knows no method. Asking whether any problem is active makes a GPU wait, so there it
     is done every few steps only; a step leaves problems alone that are not active.
@@ -119,26 +144,37 @@ def iterate(
     rows = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
     bent_down = rows > 0 if rule.bent_down is None else rule.bent_down.expand_as(rows)
     state = State(x, value, gradient, rows == 0, rows, rows + Status.MAX_STEPS, bent_down)
-    every = 1 if x.device.type == "cpu" else 10
-    for k in range(max_steps):
-        if k % every == 0 and not bool(state.active.any()):
+    every = interval(x, 10)
+    stop = settings.stopped(problem, state.x, state.value, state.gradient, state.num_steps)
+    for k in range(settings.max_steps):
+        if stop or (k % every == 0 and not bool(state.active.any())):
             break
-        state = step(k, state)
+        before, state = state.num_steps, step(k, state)
+        if settings.callback is not None and bool((state.num_steps > before).any()):
+            stop = settings.stopped(problem, state.x, state.value, state.gradient, state.num_steps)
+    if stop:
+        ended = torch.where(state.active, int(Status.STOPPED), state.status)
+        state = state._replace(status=ended)
     status = torch.where(state.bent_down, int(Status.NOT_CONVEX), state.status)
     return Outcome(state.x, state.num_steps, status)
 
 
 def start_rule(problem: Problem, x: Tensor, settings: Settings) -> Rule:
     """The rule asked for; by default the short step, or backtracking where L is not known."""
-    rule = settings.step_size
-    if rule is None:
-        known = problem.objective.quadratic or problem.objective.curvature() is not None
-        rule = ShortStep() if known else Backtracking()
-    return rule.start(problem.objective, x)
+    objective = problem.objective
+    if settings.step_size is not None:
+        return settings.step_size.start(objective, x)
+    if objective.quadratic or objective.curvature() is not None:
+        return ShortStep().start(objective, x, settings.resolution)
+    return Backtracking().start(objective, x)
 
 
-def move(problem: Problem, rule: Rule, state: State, query: Query, x: Tensor) -> State:
+def move(
+    problem: Problem, rule: Rule, state: State, query: Query, x: Tensor, resolution: float = 0.0
+) -> State:
     """Accept x (the constrained part of the next point) for the problems that are active.
+
+    ``resolution`` is the rounding of the data, where they are less precise than their dtype.
 
     Unbounded coordinates take a gradient step of length 1/L: the L-smooth upper bound is
     separable, so both moves at once lower it by the sum of what each would.
@@ -157,16 +193,22 @@ def move(problem: Problem, rule: Rule, state: State, query: Query, x: Tensor) ->
         state.active,
         state.num_steps + state.active,
         state.status,
-        state.bent_down | bends_down(state, x, gradient),
+        state.bent_down | bends_down(rule, state, x, gradient, resolution),
     )
 
 
-def bends_down(state: State, x: Tensor, gradient: Tensor) -> Tensor:
-    """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding."""
+def bends_down(rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution: float) -> Tensor:
+    """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding.
+
+    The terms of ∇f(x) are of size L‖x‖ also where ∇f(x) is small, as far as L has been found.
+    """
     with torch.no_grad():
         d, change = x - state.x, gradient - state.gradient
         size = (d.abs() * (gradient.abs() + state.gradient.abs())).sum(-1)
-        rounding = 64 * torch.finfo(x.dtype).eps * x.shape[-1] ** 0.5 * size
+        if rule.bent_down is not None:
+            size = size + rule.lipschitz * norm(d) * (norm(x) + norm(state.x))
+        eps = max(resolution, torch.finfo(x.dtype).eps)
+        rounding = 64 * eps * x.shape[-1] ** 0.5 * size
         downward: Tensor = dot(d, change) < -rounding
         return state.active & downward
 

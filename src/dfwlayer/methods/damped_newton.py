@@ -24,15 +24,15 @@ from dfwlayer.linalg.rows import (
     select,
     select_mask,
 )
-from dfwlayer.linalg.subspaces import Orthogonal, Tangent
+from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate, keep
-from dfwlayer.objectives.model import LARGEST, Model, model_of
+from dfwlayer.objectives.model import LARGEST, Model
 
 __all__ = ["damped_newton", "newton_step"]
 
 ITERATIONS = 100
 FEWER = 25  # where alternating directions follow, which are better at finding a face
-TINY = 1e-300
+TINY, HUGE = 1e-300, 1e300
 SHARPER, BLUNTER = 0.1, 8.0  # what the damping is multiplied with after a step, and after a refusal
 
 
@@ -45,7 +45,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
     """
     objective, constraint = at.problem.objective, at.problem.constraint
     n = at.x.shape[-1]
-    model = model_of(objective, at.x) if at.x.numel() * n <= LARGEST else None
+    model = objective.model(at.x) if at.x.numel() * n <= LARGEST else None
     if model is None:
         return
     model = model.dense()
@@ -62,7 +62,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
         if not any_row(rows):
             return
         if k and not objective.quadratic:
-            found = model_of(objective, at.x)
+            found = objective.model(at.x)
             if found is None:
                 return
             model = found.dense()
@@ -89,7 +89,7 @@ def damped_newton(at: Iterate, rows: Mask) -> None:
 def newton_step(at: Iterate, system: FaceSystem) -> Tensor | None:
     """The minimiser of the model on the face, None where ∇²f is too large to be written down."""
     n = at.x.shape[-1]
-    model = model_of(at.problem.objective, at.x) if at.x.numel() * n <= LARGEST else None
+    model = at.problem.objective.model(at.x) if at.x.numel() * n <= LARGEST else None
     return None if model is None else _step(model.dense(), system, at, 0.0)
 
 
@@ -121,31 +121,43 @@ def _within(constraint: Constraint, x: Tensor, u: Tensor) -> Tensor:
 
 
 def _step(model: Model, system: FaceSystem, at: Iterate, damping: Scalar) -> Tensor:
-    """u on the tangent space, by a factorisation in double precision."""
+    """u on the tangent space, by a factorisation in double precision.
+
+    Coordinates are in units of the root of their own curvature: near zero that of an ℓ_p ball for
+    p < 2 is beyond all bounds. A multiple of a aᵀ for each normal a makes the matrix definite where
+    ∇²f is so on the tangent space only.
+    """
     x = at.x
     n, single = x.shape[-1], x.dim() == 1
-    tangent = _projector(system.tangent, x)
-    matrix = model.matrix.expand(len(tangent), n, n)
-    matrix = matrix + _bend(system.face, x)
+    matrix = model.matrix + _bend(system.face, x)
     rho = torch.as_tensor(damping, dtype=torch.double, device=x.device).reshape(-1, 1, 1)
-    eye = torch.eye(n, dtype=torch.double, device=x.device)
-    size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(TINY)[:, None, None]
-    matrix = tangent.mT @ matrix @ tangent + rho * tangent + size * (eye - tangent)
-    matrix = 0.5 * (matrix + matrix.mT)
+    matrix = matrix + rho * torch.eye(n, dtype=torch.double, device=x.device)
     right = system.tangent(-at.gradient).double().reshape(-1, n, 1)
+    normal: Tensor | None = None  # (B, n, 1)
+    if isinstance(system.tangent, Tangent):
+        free, normal = (v.double().reshape(-1, n, 1) for v in system.tangent)
+        matrix = free * matrix * free.mT + torch.diag_embed(1 - free.squeeze(-1))
+    else:
+        tangent = _dense(system.tangent, x)
+        size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(TINY)[:, None, None]
+        matrix = tangent.mT @ matrix @ tangent + size * (torch.eye(n).to(tangent) - tangent)
+    own = matrix.diagonal(dim1=-2, dim2=-1).clamp(TINY, HUGE).unsqueeze(-1)
+    unit = own.rsqrt()
+    matrix = unit * (0.5 * (matrix + matrix.mT)) * unit.mT
+    if normal is not None:
+        normal = unit * normal
+        length = normal.square().sum(-2, keepdim=True).sqrt()
+        normal = normal / torch.where(length > 0, length, 1)
+        matrix = matrix + normal * normal.mT
     factor, info = torch.linalg.cholesky_ex(matrix)
-    u = torch.cholesky_solve(right, factor)
-    u = torch.where((info == 0)[:, None, None] & torch.isfinite(u), u, right / size)
-    u = u.squeeze(-1).to(x.dtype)
+    u = torch.cholesky_solve(unit * right, factor)
+    if normal is not None:
+        steep = torch.cholesky_solve(normal, factor)
+        width = (normal * steep).sum(-2, keepdim=True)
+        u = u - steep * ((normal * u).sum(-2, keepdim=True) / torch.where(width > 0, width, 1))
+    u = torch.where((info == 0)[:, None, None] & torch.isfinite(u), u, unit * right)
+    u = (unit * u).squeeze(-1).to(x.dtype)
     return u[0] if single else u
-
-
-def _projector(tangent: Tangent | Orthogonal, x: Tensor) -> Tensor:
-    """The projection onto the tangent space as a matrix (B, n, n)."""
-    if not isinstance(tangent, Tangent):
-        return _dense(tangent, x)
-    free, unit = (v.double().reshape(-1, x.shape[-1]) for v in tangent)
-    return torch.diag_embed(free) - unit.unsqueeze(-1) * unit.unsqueeze(-2)
 
 
 def _bend(face: Face, x: Tensor) -> Tensor:

@@ -55,4 +55,4 @@ class DFW:
                 status=torch.where(ended, int(Status.CONVERGED), moved.status),
             )
 
-        return iterate(problem, rule, x, settings.max_steps, step)
+        return iterate(problem, rule, x, settings, step)

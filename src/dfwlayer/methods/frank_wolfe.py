@@ -70,11 +70,13 @@ class FrankWolfe:
                 k, state.x, state.value, state.gradient, direction, 1.0, problem.unbounded
             )
             if combination is not None:
-                return move(problem, rule, state, query, combination.step(rule, query, state))
-            gamma = rule(query).unsqueeze(-1)
-            return move(problem, rule, state, query, (1 - gamma) * state.x + gamma * vertex)
+                x = combination.step(rule, query, state)
+            else:
+                gamma = rule(query).unsqueeze(-1)
+                x = (1 - gamma) * state.x + gamma * vertex
+            return move(problem, rule, state, query, x, settings.resolution)
 
-        return iterate(problem, rule, x, settings.max_steps, step)
+        return iterate(problem, rule, x, settings, step)
 
 
 class _Combination:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -25,16 +24,21 @@ from dfwlayer.linalg.rows import (
     minimum,
     number,
     ratio,
-    recording,
     root,
+    seen,
     select,
 )
 from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Problem
-from dfwlayer.objectives.model import LARGEST, model_of
+from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
+from dfwlayer.ops.kernels import steps as kernels
 
-__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "rows_of"]
+__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "least_along", "rows_of"]
+
+BISECTIONS = 60  # of a step that does not lower f enough, or goes beyond where it is least
+ARMIJO = 1e-4  # of the decrease that the slope promises
+NEXT_TO_NONE = 0.1  # of the slope at the start of a step, at its end
 
 
 @dataclass
@@ -75,14 +79,19 @@ class Iterate:
         # at a minimum inside the set the gradient is small, but not the terms it is the sum of
         scale = self.problem.objective.scale(self.x, self.gradient)
         noise = scale.noise.expand_as(self.x)
-        return 16 / ROUNDING * math.sqrt(self.x.shape[-1]) * root(inner(noise, noise))
+        size = root(inner(noise, noise)) / ROUNDING
+        if not self.problem.objective.quadratic:
+            # here f may be flat, and a step away as steep as it was met before
+            eps = torch.finfo(self.x.dtype).eps
+            size = size + eps * self.steepest * root(inner(self.x, self.x))
+        return 16 * math.sqrt(self.x.shape[-1]) * size
 
     def spend(self, steps: int, rows: Mask) -> Mask | None:
         """Count steps; mask of the problems that may not take them all, None if all may."""
         short = rows & (self.left < steps)
         self.left = select(rows, maximum(self.left - steps, 0.0), self.left)
         # a recording is made only where there are steps to spare
-        return short if not recording(self.x) and any_row(short) else None
+        return short if seen(short) else None
 
 
 def all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
@@ -108,6 +117,39 @@ def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
     if isinstance(rows, Tensor):
         return torch.where(rows, new, old)
     return new if rows else old
+
+
+def least_along(
+    at: Iterate, rows: Mask, d: Tensor, slope: Scalar
+) -> tuple[Mask, Tensor, Scalar, Tensor]:
+    """Where x + γd is lower, with γ = 1 or the minimiser on the way, that point, f and ∇f there.
+
+    A slope may change within a small part of the way, as that of a Huber function does which is
+    nearly a sum of |r_i|. A model sees such a bend from inside of it alone. So γ is found by
+    bisection, as one where the slope is next to nothing.
+    """
+    objective, eps = at.problem.objective, torch.finfo(at.x.dtype).eps
+    level = 4 * eps * absolute(at.value)
+    low, high = fill(0.0, at.value), fill(1.0, at.value)
+    length, waiting = high, rows
+    x, value, gradient = at.x, at.value, at.gradient
+    for _ in range(BISECTIONS):
+        if not any_row(waiting):
+            break
+        trial = axpy(at.x, length, d)
+        tensor, there = objective.value_and_gradient(trial)
+        rise = inner(there, d)
+        # f(x + γd) ≤ f(x) + c γ⟨∇f(x), d⟩, to rounding, and not far beyond the minimiser
+        lower = number(tensor) <= at.value + maximum(ARMIJO * length * slope, -level)
+        lower = lower & (rise <= NEXT_TO_NONE * absolute(slope))
+        taken = waiting & lower
+        x, gradient = keep(taken, trial, x), keep(taken, there, gradient)
+        value = select(taken, number(tensor), value)
+        low, high = select(taken, length, low), select(lower, high, length)
+        done = lower & ((length >= 1) | (rise >= NEXT_TO_NONE * slope))
+        length = 0.5 * (low + high)
+        waiting = waiting & (done == 0) & (length > low) & (length < high)
+    return rows & (low > 0), x, value, gradient
 
 
 @dataclass
@@ -181,7 +223,7 @@ class Spectral:
         """Take note of the curvature along a step and choose the next α."""
         numbers = (self.alpha, at.steepest, at.flattest, at.bent_down, rounding)
         if kernels.take(x) and all_tensors(numbers):
-            kernels.observe(x, gradient, trial, slope, *numbers)
+            kernels.observe(x, gradient, trial, slope, *numbers, blur=at.blur)
             return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
@@ -255,7 +297,7 @@ class WideFactor:
 def factorised(at: Iterate, rho: Scalar) -> WideFactor | None:
     """(∇²f + ρ)⁻¹ from a Hessian written down in double precision; None where it is too large."""
     x, n = at.x, at.x.shape[-1]
-    model = model_of(at.problem.objective, x) if x.numel() * n <= LARGEST else None
+    model = at.problem.objective.model(x) if x.numel() * n <= LARGEST else None
     if model is None:
         return None
     shift = torch.as_tensor(rho, dtype=torch.double, device=x.device).reshape(-1, 1)

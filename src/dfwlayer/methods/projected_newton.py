@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.constraints.base import Face
-from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.krylov import Krylov
 from dfwlayer.linalg.rows import (
-    Mask,
-    Scalar,
-    absolute,
-    any_row,
-    as_rows,
-    axpy,
-    fill,
-    inner,
-    maximum,
-    minimum,
-    number,
-    ratio,
     recording,
-    root,
-    select,
-    select_mask,
 )
-from dfwlayer.linalg.scale import ROUNDING
-from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton, newton_step
-from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
-from dfwlayer.methods.second_order import minimise_models
-from dfwlayer.objectives.base import diagonal_of
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.rounds import RecordedRounds, Rounds
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
-
-SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
-SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
-SPLITTING_STEPS = 7  # between two looks at the face
-FLOOR = 100  # times the rounding of the gap, above which a gap is not what rounding left
-STARTS = 8  # where f is tried if it is infinite at the start
-LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
-SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
-BETWEEN = 150  # steps from one turn of damped Newton steps to the next
-LEVEL = 12  # rounds without half the gap, after which float32 has no more to give
-HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
-RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
 
 @dataclass(frozen=True)
@@ -101,9 +66,10 @@ class ProjectedNewton:
         if settings.max_steps > 0:
             found = _directly(problem, x)
             if found is not None:
-                return found
+                return _reported(found, problem, x, settings)
         with torch.no_grad():
-            return _Rounds(self, problem, x, settings).run()
+            rounds = RecordedRounds if recording(x) else Rounds
+            return rounds(self, problem, x, settings).run()
 
 
 @torch.no_grad()
@@ -117,7 +83,7 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
         z = -objective.gradient(torch.zeros_like(x))
         found = constraint.nearest(z) if x.device.type == "cpu" else None
         x, face = found or (constraint.project(z), None)
-    elif (square := diagonal_of(objective)) is not None:
+    elif (square := objective.diagonal) is not None:
         factor = square.sqrt()
         if (stretched := constraint.stretched(factor)) is None:
             return None
@@ -130,422 +96,12 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     return Outcome(x, one, one * int(Status.ROUNDING_FLOOR), face=face)
 
 
-def _infinite(value: Scalar, gradient: Tensor) -> Mask:
-    """Where f or its gradient is infinite or NaN."""
-    size = absolute(value) + number(gradient.abs().amax(-1))
-    return select_mask(size < torch.inf, False, fill(0.0, size) == 0)
-
-
-def _elsewhere(
-    problem: Problem, x: Tensor, value: Scalar, gradient: Tensor
-) -> tuple[Tensor, Scalar, Tensor]:
-    """A start where f is finite, among means of vertices in directions from a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
-    total = torch.zeros_like(x)
-    for count in range(1, STARTS + 1):
-        direction = torch.randn(x.shape[-1], generator=generator).to(x).expand_as(x)
-        for sign in (1, -1):
-            total = total + problem.constraint.vertex(sign * direction)
-        trial = problem.constraint.retract(total / (2 * count))
-        tensor, slope = problem.objective.value_and_gradient(trial)
-        found = number(tensor)
-        better = _infinite(value, gradient) & (_infinite(found, slope) == 0)
-        x, gradient = keep(better, trial, x), keep(better, slope, gradient)
-        value = select(better, found, value)
-        if not any_row(_infinite(value, gradient)):
-            break
-    return x, value, gradient
-
-
-class _Rounds:
-    """The state of one solve."""
-
-    def __init__(
-        self, method: ProjectedNewton, problem: Problem, x: Tensor, settings: Settings
-    ) -> None:
-        self.method = method
-        self.problem = problem
-        self.settings = settings
-        tensor, gradient = problem.objective.value_and_gradient(x)
-        value = number(tensor)
-        outside = _infinite(value, gradient)
-        if not recording(x) and any_row(outside):
-            x, value, gradient = _elsewhere(problem, x, value, gradient)
-            outside = _infinite(value, gradient)
-        zero = fill(0.0, value)
-        none = zero > 0
-        left = zero + float(settings.max_steps)
-        if settings.spent is not None:
-            left = left - number(settings.spent.to(x.dtype))
-        endless, resolution = zero + torch.inf, settings.resolution
-        self.at = Iterate(problem, x, value, gradient, zero, endless, none, left, resolution)
-        self.origin = x, gradient
-        self.best = x
-        self.best_gap: Scalar = zero + torch.inf
-        self.round_value = value
-        self.stalled = zero  # rounds without progress
-        self.level = zero  # rounds in which the gap was not halved
-        self.exact = none  # the last polish left nothing to gain but rounding
-        self.close = none  # the gap was small enough before
-        self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
-        self.rounds = 0
-        self.slow = False  # conjugate gradients did not get there
-        self.free: Tensor | None = None  # of the last face, while it is being looked for
-        self.phase: Spectral | Accelerated | Splitting | None = None
-        self.split = False  # a second look at whether to factorise was taken
-        self.tried = none  # models were minimised
-        self.next_turn = zero - 1  # how many steps are left when the next one begins
-        self.formed = False  # a Hessian was written down, or is too large for it
-        self.bent = False  # on a set for which there are only models on its faces
-
-    def run(self) -> Outcome:
-        """Polish a start that was given, which may be close already, then go round by round."""
-        going = self._going()
-        if self.settings.warm and any_row(going):
-            self.polish(going, ask=2)
-            self.judge(going)
-            if self.slow and any_row(going := self._going()):
-                # the start may be the solution of a problem too ill conditioned for products
-                self.polish(going)
-                self.judge(going)
-        return self._go_on()
-
-    def _go_on(self) -> Outcome:
-        """Round by round; once few problems are left, without the others."""
-        few: tuple[Tensor, _Rounds] | None = None
-        while any_row(going := self._going()):
-            few = self._few(going)
-            if few is not None:
-                break
-            # an exact solve that paid off may have left something to a second one
-            again = self.close | (self.exact & (self.stalled < 1))
-            searching = select_mask(again, False, going)
-            if any_row(searching):
-                self.advance(searching)
-            self.polish(self._settled(going))
-            if not recording(self.at.x) and any_row(late := going & self.tried & (self.close == 0)):
-                self._follow(late)
-            self.judge(going)
-            self.rounds += 1
-            # in a graph a batch has a second round, which a few of many problems will need; what is
-            # not done then goes on without it
-            if recording(self.at.x) and self.rounds == self.at.x.dim():
-                break
-        self._look_back()
-        status = select(self.at.bent_down, float(Status.NOT_CONVEX), self.status)
-        steps = self.settings.max_steps - maximum(self.at.left, 0.0)
-        counts = as_rows(steps, torch.long), as_rows(status, torch.long)
-        out = Outcome(self.best, *counts, refinable=True)
-        if few is None:
-            return out
-        index, rest = few[0], few[1]._go_on()
-        return Outcome(
-            out.x.index_copy(0, index, rest.x),
-            out.num_steps.index_copy(0, index, rest.num_steps),
-            out.status.index_copy(0, index, rest.status),
-            refinable=True,
-        )
-
-    def _few(self, going: Mask) -> tuple[Tensor, _Rounds] | None:
-        """The problems that go on and where they are, if they are a small part of the batch."""
-        if not isinstance(going, Tensor) or going.dim() < 2 or recording(going):
-            return None
-        if len(going) < SHARE or int(going.sum()) > len(going) // SHARE:
-            return None
-        index = going.squeeze(-1).nonzero().squeeze(-1)
-        problem = self.problem.rows(index)
-        if problem is None:
-            return None
-        part = copy(self)
-        for name, value in vars(self).items():
-            setattr(part, name, rows_of(value, index))
-        part.problem = part.at.problem = problem
-        return index, part
-
-    def _look_back(self) -> None:
-        """Convexity along the whole way: ⟨∇f(x) − ∇f(x₀), x − x₀⟩ ≥ 0."""
-        at, (x, gradient) = self.at, self.origin
-        d = at.x - x
-        square = inner(d, d)
-        sizes = inner(gradient, gradient) + inner(at.gradient, at.gradient)
-        rounding = 0.5 * at.blur * root(sizes) + 4 * at.rounding()
-        rounding = rounding * root(square) + at.blur * at.steepest * square
-        at.bent_down = at.bent_down | (inner(d, at.gradient - gradient) < -rounding)
-
-    def advance(self, rows: Mask) -> None:
-        """Look for the face, with the phase whose turn it is."""
-        at = self.at
-        if self.phase is None:
-            self.phase = Spectral(self._curvature())
-        elif isinstance(self.phase, Spectral) and self._hard():
-            split = Splitting.start(at) if self._worth_factors() else None
-            self.phase = split or Accelerated(1.2 * at.steepest)
-        elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
-            self.split = True
-            self.phase = Splitting.start(at) or self.phase
-        if isinstance(self.phase, Accelerated) and self.bent and not self.formed:
-            # what is left after a turn is too ill conditioned for gradient steps
-            self.formed = True
-            self.phase = Splitting.start(at, form=True) or self.phase
-        if isinstance(self.phase, Accelerated):
-            steps = min(8, 2**self.rounds) * self.method.block
-        elif isinstance(self.phase, Splitting):
-            steps = SPLITTING_STEPS
-        else:
-            steps = self.method.block
-            if recording(at.x):  # the second round is there for the few that need it
-                steps >>= self.rounds
-        if not isinstance(self.phase, Spectral) and not recording(at.x):
-            turn = self._turn(rows)
-            if any_row(turn):
-                self._follow(turn)  # all there is to do where f is linear
-                if not minimise_models(at, turn):
-                    damped_newton(at, turn)
-                    self.bent = True
-                    self.next_turn = select(turn, at.left - BETWEEN, self.next_turn)
-                    if isinstance(self.phase, Splitting):
-                        self.phase.restart(at, turn)
-                self.tried = self.tried | turn
-                self.slow = True
-                rows = select_mask(turn, False, rows)
-                if not any_row(rows):
-                    return
-        self.phase.advance(at, steps, rows)
-
-    def _worth_factors(self) -> bool:
-        """Whether to factorise a Hessian: a large one only where products converge slowly."""
-        at = self.at
-        return at.x.shape[-1] <= LARGE or any_row(at.steepest > SLOW * at.flattest)
-
-    def _turn(self, rows: Mask) -> Mask:
-        """The problems whose models are to be minimised now: once each, when steps did not help.
-
-        The steps that come first take about as long, and leave enough of them. On a set that bends
-        there are further turns, as each may end on the way from face to face.
-        """
-        at, most = self.at, self.settings.max_steps
-        spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
-        first = spent | (self.stalled >= 2)
-        again = at.left <= self.next_turn
-        return rows & select_mask(self.tried, again, first)
-
-    def polish(self, rows: Mask, ask: int = 8) -> None:
-        """Minimise the quadratic model on the face of x, and take the result if f falls."""
-        at, objective, constraint = self.at, self.problem.objective, self.problem.constraint
-        eps = torch.finfo(at.x.dtype).eps
-        origin = at.x
-        system = FaceSystem(objective, constraint.face(origin, at.gradient), origin)
-
-        def left(u: Tensor) -> Mask:
-            """Whether x + u is so far off the face that the model has lost its meaning."""
-            moved = origin + u
-            away = constraint.project(moved, near=origin) - moved
-            return inner(away, away) > 0.01 * inner(u, u)
-
-        found = self._directly(system, rows) if self.slow else None
-        if found is None:
-            # one product is kept for the gradient at the result; the next round refines it
-            found = system.solve(
-                system.tangent(-at.gradient),
-                tol=0.03 * eps**0.5 if system.face.bends else 0.0,
-                max_steps=self._most(),
-                cap=select(rows, at.left - 1, 0.0),
-                stop=None if system.face.bends or recording(origin) else left,
-                ask=ask,
-                floor=0.1 * eps * self._scale(),
-            )
-            self.slow = not recording(origin) and any_row(found.unfinished & (at.left > 1))
-        at.left = at.left - found.steps
-        # where no step was needed, ∇f on the face is rounding already
-        self.exact = self.exact | (rows & (found.steps <= 0) & (at.left > 1))
-        rows = rows & (found.steps > 0)
-        if not any_row(rows):
-            return
-        self._observe(found, rows, system.face)
-        x = constraint.project(origin + found.u, near=origin)
-        tensor, gradient = objective.value_and_gradient(x)
-        value = number(tensor)
-        at.left = select(rows, at.left - 1, at.left)
-        lower = value < at.value
-        level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
-        if recording(origin):  # the gap, which has the last word, will tell
-            lower = lower | level
-        elif any_row(rows & level):
-            # where the gap shows no more than rounding, the model knows better
-            least = maximum(self._gap(at.x, at.gradient), self._blur(x, gradient))
-            better = self._gap(x, gradient) <= least
-            lower = select_mask(level, better, lower)
-        taken = rows & lower
-        length = inner(found.u, found.u)
-        if system.face.bends or not objective.quadratic:
-            # a Newton step squares a small relative error
-            sharp = length <= eps * inner(x, x)
-        else:  # without bends there is none to square
-            off = axpy(x - origin, -1.0, found.u)
-            # or the step is no more than rounding
-            small = length <= (1e3 * eps) ** 2 * inner(x, x)
-            sharp = (inner(off, off) <= eps * length) | small
-        self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
-        at.move(taken, x, value, gradient)
-        if not recording(origin) and any_row(rows & found.flat):
-            self._follow(rows & found.flat)
-
-    def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
-        """The minimiser on the face by a factorisation, where there is one, in a step."""
-        u = system.direct(-self.at.gradient)
-        if u is None and self.bent:
-            u = newton_step(self.at, system)
-        if u is None:
-            return None
-        zero = fill(0.0, self.at.value)
-        return Krylov(u, zero > 0, select(rows, 1.0, zero), zero, zero + torch.inf, zero > 0)
-
-    def judge(self, rows: Mask) -> None:
-        """Measure the gap, keep the best point, and end the problems that are done."""
-        at = self.at
-        finfo = torch.finfo(at.x.dtype)
-        gap = self._gap(at.x, at.gradient)
-        # of points that the gap cannot tell apart the last one is the most exact
-        better = rows & ((gap < self.best_gap) | (gap <= self._blur(at.x, at.gradient)))
-        fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
-        halved = gap < 0.5 * self.best_gap
-        advanced = fell | halved
-        self.level = select(rows, select(halved, 0.0, self.level + 1), self.level)
-        self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
-        self.best = keep(better, at.x, self.best)
-        self.best_gap = select(better, gap, self.best_gap)
-        self.round_value = select(rows, at.value, self.round_value)
-        # with a margin for the rounding of the final certificate, which has the last word
-        close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
-        ended = rows & close & (self.exact | self.close)
-        if any_row(select_mask(ended, False, rows)):
-            # neither f nor the gap has anything left to give in this dtype
-            noise = self._noise()
-            lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
-            # the gap of a point on a curved face is lost at half of x's digits
-            lost = lost & (self.exact | self.close | (self.stalled >= 1))
-            if recording(at.x):  # there is no second look
-                lost = lost | (self.exact & (self.best_gap <= 2 * noise))
-            patience = 12 if isinstance(self.phase, Splitting) else 3
-            over = (self.stalled >= patience) & (self.tried | recording(at.x))
-            if at.x.dtype == torch.float32:
-                # f may fall by less than the rounding of its terms; double precision sees more
-                over = over | (self.tried & (self.level >= LEVEL))
-            floor = self.best_gap <= FLOOR * noise
-            ended = ended | (rows & ((over & floor) | lost))
-            # nothing here can bring the gap to where rounding alone would leave it
-            stuck = select_mask(floor, False, rows & over & (self.stalled >= 3 * patience))
-            self.status = select(stuck, float(Status.STALLED), self.status)
-        self.close = select_mask(rows, close, self.close)
-        self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
-
-    def _most(self) -> int:
-        """Steps of conjugate gradients in this round."""
-        if recording(self.at.x):
-            steps = RECORDED_STEPS >> self.rounds
-            return steps if self.at.x.dtype == torch.float32 else 2 * steps
-        return self.method.inner << min(self.rounds, 2)
-
-    def _going(self) -> Mask:
-        """The problems that go on."""
-        return (self.status == float(Status.MAX_STEPS)) & (self.at.left > 0)
-
-    def _hard(self) -> bool:
-        """Whether spectral steps are not the right thing."""
-        at = self.at
-        return self.rounds >= SPECTRAL_ROUNDS or not any_row(at.steepest < 100 * at.flattest)
-
-    def _settled(self, rows: Mask) -> Mask:
-        """Alternating directions drift over many faces: only one that lasts is worth a polish."""
-        if not isinstance(self.phase, Splitting):
-            return rows
-        free = self.problem.constraint.face(self.at.x, self.at.gradient).free
-        last, self.free = self.free, free
-        if free is None or self.rounds % 6 == 5:  # it may also take turns between a few
-            return rows
-        same = number((free == last).all(-1)) != 0 if last is not None else self.exact
-        return rows & (same | self.exact | self.close)
-
-    def _curvature(self) -> Scalar:
-        """Where to begin with α: the curvature met, or that along the gradient."""
-        at = self.at
-        finfo = torch.finfo(at.x.dtype)
-        if not any_row(at.steepest <= 0):
-            return at.steepest
-        square = inner(at.gradient, at.gradient)
-        product = self.problem.objective.hvp(at.x, at.gradient)
-        along = maximum(ratio(inner(at.gradient, product), square, 0.0), 0.0)
-        # without curvature a step should still end near the set: α‖x‖ ~ ‖g‖/100
-        d = at.x - self.problem.constraint.vertex(at.gradient)
-        least = ratio(0.01 * root(square), root(inner(d, d)), 1.0)
-        start = select(along > 0, along, maximum(least, finfo.tiny))
-        return select(at.steepest > 0, at.steepest, start)
-
-    def _observe(self, found: Krylov, rows: Mask, face: Face) -> None:
-        """Take note of the curvature conjugate gradients met."""
-        at = self.at
-        rounding = at.blur
-        size = found.steepest
-        bend = face.curvature_diagonal() if face.bends and len(face.normals) <= 1 else None
-        # without a preconditioner curvature is f's own, of which some face may have none but the
-        # rounding of the steepest
-        plain = fill(0.0, size) == 0 if bend is None else number((bend == 0).all(-1)) != 0
-        size = select(plain, maximum(size, at.steepest), size)
-        if not face.bends or face.free is not None:
-            # the curvature of matrices of one rank is not positive before the solution is reached
-            at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
-        if not face.bends:  # otherwise it is not f's alone
-            some = rows & (found.flattest > rounding * found.steepest)
-            at.steepest = select(some, maximum(at.steepest, found.steepest), at.steepest)
-            at.flattest = select(some, minimum(at.flattest, found.flattest), at.flattest)
-
-    def _follow(self, rows: Mask) -> None:
-        """A Frank-Wolfe step, the length from the curvature here, and less where f does not fall.
-
-        All there is to do where f has no curvature on the face, and on a set that bends itself
-        enough to arrive where f stays steep.
-        """
-        at, objective = self.at, self.problem.objective
-        rows = rows & (at.left >= 2)
-        d = self.problem.constraint.vertex(at.gradient) - at.x
-        if self.problem.unbounded is not None:
-            d = torch.where(self.problem.unbounded, 0, d)
-        slope = -inner(at.gradient, d)
-        curvature = inner(d, objective.hvp(at.x, d))
-        gamma = minimum(maximum(ratio(slope, curvature, 1.0), 0.0), 1.0)
-        at.left = select(rows, at.left - 1, at.left)
-        for _ in range(1 if objective.quadratic else HALVINGS):
-            if not any_row(rows):
-                break
-            x = axpy(at.x, gamma, d)
-            tensor, gradient = objective.value_and_gradient(x)
-            at.left = select(rows, at.left - 1, at.left)
-            fell = rows & (number(tensor) < at.value)
-            at.move(fell, x, number(tensor), gradient)
-            rows = select_mask(fell, False, rows) & (at.left >= 1)
-            gamma = 0.25 * gamma
-
-    def _gap(self, x: Tensor, gradient: Tensor) -> Scalar:
-        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
-        gap = number(gap_of(self.problem.constraint, x, gradient, self.problem.unbounded))
-        if self.problem.unbounded is not None:
-            g = torch.where(self.problem.unbounded, gradient, 0)
-            square = ratio(inner(g, g), self.at.steepest, 0.0)
-            gap = gap + inner(g.abs(), x.abs()) + square
-        return gap
-
-    def _blur(self, x: Tensor, gradient: Tensor) -> Scalar:
-        """Rounding of the two terms of the gap, for a gradient without any."""
-        return 4 * torch.finfo(x.dtype).eps * absolute(inner(gradient, x))
-
-    def _noise(self) -> Scalar:
-        """Rounding of the gap: that of ∇f(x) times the way to go."""
-        at = self.at
-        d = at.x - self.problem.constraint.vertex(at.gradient)
-        scale = self.problem.objective.scale(at.x, at.gradient)
-        return number(scale.blur(d).squeeze(-1) / ROUNDING)
-
-    def _scale(self) -> Scalar:
-        """L‖x‖ + ‖g‖, what the rounding of ∇f(x) is relative to."""
-        at = self.at
-        return at.steepest * root(inner(at.x, at.x)) + root(inner(at.gradient, at.gradient))
+def _reported(found: Outcome, problem: Problem, start: Tensor, settings: Settings) -> Outcome:
+    """What took one step, unless the callback ends the solve before it."""
+    if settings.callback is not None:
+        for x, steps in ((start, torch.zeros_like(found.num_steps)), (found.x, found.num_steps)):
+            at = problem.constraint.retract(x)
+            if settings.stopped(problem, at, *problem.objective.value_and_gradient(at), steps):
+                status = torch.full_like(steps, int(Status.STOPPED))
+                return Outcome(x, steps, status, face=found.face if x is found.x else None)
+    return found

@@ -11,26 +11,20 @@ from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
     absolute,
-    any_row,
     as_rows,
-    axpy,
-    fill,
     inner,
     maximum,
     number,
     select,
-    select_mask,
 )
 from dfwlayer.methods.base import gap_of
 from dfwlayer.methods.interior_point import interior_point, on_face
-from dfwlayer.methods.phases import Iterate
-from dfwlayer.objectives.model import Model, model_of
+from dfwlayer.methods.phases import Iterate, least_along
+from dfwlayer.objectives.model import Model
 
 __all__ = ["minimise_models"]
 
 MODELS = 40  # of an f that is not quadratic
-HALVINGS = 40  # of a step that does not lower f enough
-ARMIJO = 1e-4  # of the decrease that the slope promises
 SECULAR = 60  # Newton steps for the multiplier of an ellipsoid, each twice as exact at the end
 TINY = 1e-300
 CLOSE = 1e-11  # gap relative to f at which another model has little to add
@@ -43,9 +37,9 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
     it can, but as exact as its conditioning allows, so that it is for other steps to go on.
 
     The quadratic model of f is minimised over the set by an interior point method. A quadratic f
-    is its own model. For another one the way to the minimiser of the model is halved until f falls
-    by a part of what its slope promises, and a model is made there; an f that is infinite or NaN
-    counts as higher. An iteration of the interior point method is a step, and so is a model.
+    is its own model. For another one the next model is made where f is least on the way to the
+    minimiser of the last; an f that is infinite or NaN counts as higher. An iteration of the
+    interior point method is a step, and so is a model.
     """
     constraint = at.problem.constraint
     region = region_of(constraint, _rows(at.x))
@@ -56,7 +50,7 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
         going = _mask(rows & (at.left > 1), at)
         if not bool(going.any()):
             break
-        model = model_of(at.problem.objective, at.x)
+        model = at.problem.objective.model(at.x)
         if model is None:
             return False
         if region is not None:
@@ -139,25 +133,12 @@ def _take(at: Iterate, rows: Mask, points: list[Tensor]) -> None:
 
 def _descend(at: Iterate, rows: Mask, target: Tensor) -> Mask:
     """Go towards the minimiser of a model; the problems in which another one may do better."""
-    objective, eps = at.problem.objective, torch.finfo(at.x.dtype).eps
+    eps = torch.finfo(at.x.dtype).eps
     before = _gap(at, at.x, at.gradient)
     d = target - at.x
     slope = inner(at.gradient, d)
     level = 4 * eps * absolute(at.value)
-    waiting = downhill = rows & (slope < 0)
-    x, value, gradient = at.x, at.value, at.gradient
-    length = fill(1.0, at.value)
-    for _ in range(HALVINGS):
-        if not any_row(waiting):
-            break
-        x = axpy(at.x, length, d)
-        tensor, gradient = objective.value_and_gradient(x)
-        value = number(tensor)
-        # f(x + γd) ≤ f(x) + c γ⟨∇f(x), d⟩, to rounding
-        enough = value <= at.value + maximum(ARMIJO * length * slope, -level)
-        waiting = select_mask(enough, False, waiting)
-        length = select(waiting, 0.5 * length, length)
-    moved = select_mask(waiting, False, downhill)
+    moved, x, value, gradient = least_along(at, rows & (slope < 0), d, slope)
     fell = at.value - value > level
     at.move(moved, x, value, gradient)
     after = _gap(at, at.x, at.gradient)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import NamedTuple, Protocol, TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg.rows import Scalar
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.linalg.scale import Scale, scale_of_terms
+from dfwlayer.objectives.model import Model, model_by_columns
 
 __all__ = [
     "Curvature",
     "Objective",
-    "RecordableObjective",
     "check_tensors",
     "common_batch",
-    "diagonal_of",
     "flag_nonfinite",
-    "objective_records",
 ]
 
 
@@ -35,96 +35,185 @@ class Curvature(NamedTuple):
     high: Tensor
 
 
-class Objective(Protocol):
-    """A convex, smooth f(x; θ), for B problems at once.
+class Objective(ABC):
+    """A convex, smooth f(x; θ), for B problems at once: a dataclass with tensors for θ.
 
-    Vectors are rows: x is (B, n) with n the number of entries of ``shape``. A method sees an
-    objective only after `bind`.
+    An objective says what its tensors are (``ranks``) and the ``shape`` of a variable, and writes
+    ``value``, ``gradient`` and ``hvp``. The rest has defaults; what answers None is not to be had,
+    and methods do without it. Vectors are rows: x is (B, n) with n the number of entries of
+    ``shape``, or (n,) for a single problem. A method sees an objective only after `bind`.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one problem's variable."""
+    # dimensions of one problem's tensors, by the name of the field; each may have a batch in front
+    ranks: ClassVar[Mapping[str, int]] = {}
+
+    if TYPE_CHECKING:  # a property or a field
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """Shape of one problem's variable."""
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """f(x): (B, n) -> (B,)."""
+
+    @abstractmethod
+    def gradient(self, x: Tensor) -> Tensor:
+        """∇f(x): (B, n) -> (B, n)."""
+
+    @abstractmethod
+    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
+        """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
 
     @property
     def batch_sizes(self) -> dict[str, int]:
         """Batch size of every argument that has a batch dimension, by name."""
+        return {k: len(t) for k, t in self._tensors.items() if t.dim() > self.ranks[k]}
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """That of x."""
+        return next(iter(self._tensors.values())).dtype
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """That of x."""
+        return next(iter(self._tensors.values())).device
 
     @property
     def quadratic(self) -> bool:
         """Whether ∇²f is constant."""
+        return False
 
     @property
     def isotropic(self) -> bool:
         """Whether ∇²f is the identity, so that a solution is a projection."""
+        return False
 
-    def float32(self) -> Objective:
+    @property
+    def diagonal(self) -> Tensor | None:
+        """Of ∇²f, (n,) or (B, n), where it is constant, positive and known to be diagonal."""
+        return None
+
+    def float32(self) -> Self:
         """The same objective with half-precision data in float32."""
+        wide = torch.promote_types(self.dtype, torch.float32)
+        return self._with({k: t.to(wide) for k, t in self._tensors.items()})
 
-    def bind(self, batch: int | None) -> Objective:
-        """The objective ready for rows of that many problems (None: one row, no batch)."""
+    def bind(self, batch: int | None) -> Self:
+        """The objective ready for rows of that many problems (None: one row, no batch).
 
-    def verified(self) -> tuple[Objective, Tensor | None]:
+        Matrices with a batch of one become one for all.
+        """
+        check_tensors(self._tensors, sparse=self._tensors)  # the constructor knows which may be
+        alone = {
+            k: t[0]
+            for k, t in self._tensors.items()
+            if self.ranks[k] > 1 and t.dim() > self.ranks[k] and len(t) == 1 != batch
+        }
+        return self._with(alone)
+
+    def verified(self) -> tuple[Self, Tensor | None]:
         """Raise ValueError for values no problem can have; mask (B,) of non-finite problems."""
+        bad: Tensor | None = None
+        for name, tensor in self._tensors.items():
+            flagged = flag_nonfinite(name, tensor, self.ranks[name])
+            if flagged is not None:
+                bad = flagged if bad is None else bad | flagged
+        return self, bad
 
-    def replace_rows(self, bad: Tensor) -> Objective:
-        """The objective with harmless constants in place of the problems that are flagged."""
+    def replace_rows(self, bad: Tensor) -> Self:
+        """The objective with harmless constants, zeros, in place of the problems flagged (B,)."""
+        changed = {}
+        for name, tensor in self._tensors.items():
+            rank = self.ranks[name]
+            if rank < 2 or tensor.dim() > rank:
+                full = tensor.expand(len(bad), *tensor.shape[tensor.dim() - rank :])
+                changed[name] = torch.where(bad.reshape(-1, *[1] * rank), 0, full)
+        return self._with(changed)
 
-    def value(self, x: Tensor) -> Tensor:
-        """f(x): (B, n) -> (B,)."""
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """∇f(x): (B, n) -> (B, n)."""
+    def rows(self, index: Tensor) -> Self | None:
+        """The problems at these positions, None where a batch cannot be taken apart."""
+        if not self.ranks:
+            return None
+        own = {k: t for k, t in self._tensors.items() if t.dim() > self.ranks[k] and len(t) > 1}
+        return self._with({k: t[index] for k, t in own.items()})
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, for the price of one gradient."""
+        """Both; for the price of one gradient where an objective knows how."""
+        return self.value(x), self.gradient(x)
 
     def dependence(self, x: Tensor) -> Tensor:
         """Any tensor (..., n) with ∇f(x)'s derivative in the parameters."""
-
-    def hvp(self, x: Tensor, v: Tensor) -> Tensor:
-        """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
+        return self.gradient(x)
 
     def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
         """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had.
 
         Problems that share ∇²f share ρ too; the ρ that was taken is returned.
         """
+        return None
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """v ↦ (∇²f + diag(bend))⁻¹ v on the free coordinates, 0 on the others, by a factorisation.
 
         ``free`` is a mask (..., n). None where that is not to be had.
         """
+        return None
+
+    def model(self, x: Tensor) -> Model | None:
+        """The quadratic model of f at x (..., n), None where ∇²f is too large to write down."""
+        return model_by_columns(self.hvp, self.gradient, x)
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""
+        return None
 
-    def rescaled(self, unit: Tensor, factor: Tensor) -> Objective:
-        """y ↦ f(u y) k/u² for powers of two, u and k () or (B,); k is the same for problems that
-        share a Hessian other than zero, and a power of four.
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Objective | None:
+        """y ↦ f(u y) k/u² for powers of two, u and k () or (B,), None where that is not to be had.
+
+        k is the same for problems that share a Hessian other than zero, and a power of four.
         """
+        return None
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
-        """The curvature of f and the rounding of its gradient at x, both (..., n)."""
+        """The curvature of f and the rounding of its gradient at x, both (..., n).
 
+        By default the largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.
+        What ∇f(x) is the sum of is not known then; for a function with that curvature c it is of
+        the size of its change from 0 to x. And it is of that of √(2c|f|), as ‖∇f‖² ≤ 2cf holds for
+        any f ≥ 0 and f is a sum of terms that are no smaller.
+        """
+        fixed = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign() + 0.1
+        curvature = torch.zeros_like(x[..., :1])
+        for v in (fixed.expand_as(x), x, gradient):
+            largest = v.abs().amax(-1, keepdim=True)
+            v = v / torch.where(largest > 0, largest, 1)
+            square = (v * v).sum(-1, keepdim=True)
+            along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
+            along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
+            curvature = torch.where(along > curvature, along, curvature)
+        typical = (2 * curvature).sqrt() * self.value(x).detach().abs().sqrt().unsqueeze(-1)
+        largest = gradient.abs().amax(-1, keepdim=True)
+        return scale_of_terms(curvature, x, torch.maximum(largest, typical))
 
-class RecordableObjective(Objective, Protocol):
-    """An objective, a dataclass, whose operations never make the host wait for a GPU."""
+    @property
+    def recordable(self) -> bool:
+        """Whether no operation makes the host wait for a GPU, so that a CUDA graph may hold it."""
+        return False
 
     def suspect(self) -> Tensor:
-        """Whether ``verified`` should have a closer look: ()."""
+        """Whether ``verified`` should have a closer look (), as far as one can tell at once."""
+        return torch.ones((), dtype=torch.bool, device=self.device)
 
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {name: getattr(self, name) for name in self.ranks}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-def objective_records(objective: Objective) -> TypeGuard[RecordableObjective]:
-    """Whether an objective can be part of a CUDA graph."""
-    return hasattr(objective, "suspect")
+    def _with(self, tensors: dict[str, Tensor]) -> Self:
+        """A copy with these tensors; they have passed the constructor's checks before."""
+        return replace(self, **tensors) if tensors else self  # type: ignore[type-var]
 
 
 def check_tensors(
@@ -174,17 +263,6 @@ def common_batch(sizes: dict[str, int]) -> int | None:
                 "expected the same number, 1, or no batch dimension"
             )
     return first[1] if first is not None else (1 if sizes else None)
-
-
-def diagonal_of(objective: Objective) -> Tensor | None:
-    """The diagonal (n,) or (B, n) of ∇²f where it is constant, positive and known to be diagonal.
-
-    It is not known while a CUDA graph is recorded.
-    """
-    if objective.device.type == "cuda":
-        return None
-    found: Tensor | None = getattr(objective, "diagonal", None)
-    return found
 
 
 def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg.rows import Scalar, dot, norm, where_rows
+from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.base import (
+    Curvature,
+    Objective,
+    check_tensors,
+    common_batch,
+    flag_nonfinite,
+)
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
@@ -22,7 +28,7 @@ __all__ = ["LeastSquares"]
 
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(Objective):
     """f(x) = ½ ‖Ax − b‖²; only products with A and Aᵀ are formed, never AᵀA.
 
     Args:
@@ -35,7 +41,8 @@ class LeastSquares:
 
     A: Tensor
     b: Tensor
-    _bound: bool = field(default=False, repr=False, compare=False)
+
+    ranks: ClassVar[Mapping[str, int]] = {"b": 1, "A": 2}
 
     def __post_init__(self) -> None:
         A, b = self.A, self.b
@@ -66,42 +73,19 @@ class LeastSquares:
         return (self.A.shape[-1],)
 
     @property
-    def batch_sizes(self) -> dict[str, int]:
-        sizes = {"b": self.b.shape[0]} if self.b.dim() == 2 else {}
-        if self.A.dim() == 3:
-            sizes["A"] = self.A.shape[0]
-        return sizes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.b.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.b.device
-
-    @property
     def quadratic(self) -> bool:
         return True
 
-    @property
-    def isotropic(self) -> bool:
-        return False
-
-    def float32(self) -> LeastSquares:
-        """Half-precision data in float32."""
-        wide = torch.promote_types(self.b.dtype, torch.float32)
-        return LeastSquares(self.A.to(wide), self.b.to(wide))
-
     def bind(self, batch: int | None) -> LeastSquares:
         """An A with a batch of one is one A for all; a sparse one has each entry once."""
-        A = self.A
-        check_tensors({"b": self.b, "A": A}, sparse=("A",))
-        if A.dim() == 3 and A.shape[0] == 1 != batch:
-            A = A[0]
+        A = super().bind(batch).A
         if A.layout == torch.sparse_coo:
             A = A.coalesce()
-        return LeastSquares(A, self.b, _bound=True)
+        return _BoundLeastSquares(A, self.b)
+
+    @property
+    def recordable(self) -> bool:
+        return True
 
     def suspect(self) -> Tensor:
         """Whether values are not finite."""
@@ -119,18 +103,6 @@ class LeastSquares:
     def _stored(self) -> Tensor:
         """The entries of A that are stored."""
         return self.A.detach() if self.A.layout == torch.strided else stored_entries(self.A)
-
-    def replace_rows(self, bad: Tensor) -> LeastSquares:
-        """Flagged problems get a zero b, and a zero A where A is per problem."""
-        b = where_rows(~bad, self.b.expand(len(bad), -1), 0)
-        A = torch.where(bad[:, None, None], 0, self.A) if self.A.dim() == 3 else self.A
-        return LeastSquares(A, b, _bound=True)
-
-    def rows(self, index: Tensor) -> LeastSquares:
-        """The problems at these positions."""
-        A, b = self.A, self.b
-        A = A[index] if A.dim() == 3 else A
-        return replace(self, A=A, b=b[index] if b.dim() == 2 and len(b) > 1 else b)
 
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """A x."""
@@ -154,11 +126,7 @@ class LeastSquares:
 
     @property
     def _sparse(self) -> SparseMatrix:
-        """Made once per solve; for an objective of the user's anew, as A may have changed."""
-        return self._bound_sparse if self._bound else SparseMatrix.of(self.A)
-
-    @cached_property
-    def _bound_sparse(self) -> SparseMatrix:
+        """A in a form for products."""
         return SparseMatrix.of(self.A)
 
     @property
@@ -166,13 +134,10 @@ class LeastSquares:
         """The stored entries of a sparse A, with their gradient where it is asked for."""
         if not (self.A.requires_grad and torch.is_grad_enabled()):
             return self._sparse.entries
-        return self._bound_entries if self._bound else self._tracked_entries()
+        return self._tracked
 
-    @cached_property
-    def _bound_entries(self) -> Tensor:  # the gradients of all products add up as vectors there
-        return self._tracked_entries()
-
-    def _tracked_entries(self) -> Tensor:
+    @property
+    def _tracked(self) -> Tensor:
         return self.A.values() if self.A.layout == torch.sparse_csr else self.A.coalesce().values()
 
     def value(self, x: Tensor) -> Tensor:
@@ -188,10 +153,6 @@ class LeastSquares:
         """Both from one residual."""
         residual = self.product(x) - self.b
         return 0.5 * dot(residual, residual), self.adjoint(residual)
-
-    def dependence(self, x: Tensor) -> Tensor:
-        """∇f(x) itself."""
-        return self.gradient(x)
 
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """Aᵀ(A v), whatever x."""
@@ -226,9 +187,6 @@ class LeastSquares:
             return out.reshape(v.shape)
 
         return solve
-
-    def shifted(self, rho: Scalar) -> None:
-        """None: AᵀA is never formed."""
 
     def model(self, x: Tensor) -> Model | None:
         """f itself, in double precision; AᵀA is formed where it is not much larger than A."""
@@ -292,6 +250,18 @@ class LeastSquares:
         high = sigma[..., 0] ** 2 * (1 + slack)
         low = sigma[..., -1] ** 2 if A.shape[-2] >= A.shape[-1] else torch.zeros_like(high)
         return Curvature(low, with_gradient(high, quotient))
+
+
+class _BoundLeastSquares(LeastSquares):
+    """For one solve, in which A does not change."""
+
+    @cached_property
+    def _sparse(self) -> SparseMatrix:
+        return SparseMatrix.of(self.A)
+
+    @cached_property
+    def _tracked(self) -> Tensor:  # the gradients of all products add up as vectors there
+        return super()._tracked
 
 
 class _Triangle(NamedTuple):

@@ -9,9 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.objectives.base import Objective
-
-__all__ = ["FEW", "LARGEST", "Model", "model_of"]
+__all__ = ["FEW", "LARGEST", "Model", "model_by_columns"]
 
 LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
 FEW = 512  # coordinates up to which a Hessian is found by products with every unit vector
@@ -173,16 +171,15 @@ class Model:
         return solve
 
 
-def model_of(objective: Objective, x: Tensor) -> Model | None:
-    """The model of f at x (..., n), None where H is too large to be written down."""
-    if (known := getattr(objective, "model", None)) is not None:
-        found: Model | None = known(x)
-        return found
+def model_by_columns(
+    hvp: Callable[[Tensor, Tensor], Tensor], gradient: Callable[[Tensor], Tensor], x: Tensor
+) -> Model | None:
+    """The model at x (..., n) from products with the Hessian, None where that is too large."""
     n = x.shape[-1]
     if n > FEW or x.numel() * n > LARGEST:
         return None
-    columns = [objective.hvp(x, unit.expand_as(x)) for unit in torch.eye(n).to(x)]
-    return Model.at(x, objective.gradient(x), torch.stack(columns, -1))
+    columns = [hvp(x, unit.expand_as(x)) for unit in torch.eye(n).to(x)]
+    return Model.at(x, gradient(x), torch.stack(columns, -1))
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (B, n) -> (B, m)

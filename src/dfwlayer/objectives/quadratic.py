@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,13 @@ from torch.autograd.function import FunctionCtx
 from dfwlayer.arguments import check_tensor
 from dfwlayer.linalg.rows import Scalar, dot, where_rows
 from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import Curvature, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.base import (
+    Curvature,
+    Objective,
+    check_tensors,
+    common_batch,
+    flag_nonfinite,
+)
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 
@@ -28,7 +34,7 @@ ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding 
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class Quadratic(Objective):
     """f(x) = ½ xᵀPx + qᵀx with P symmetric positive semi-definite.
 
     Args:
@@ -43,6 +49,8 @@ class Quadratic:
 
     P: Tensor | None
     q: Tensor
+
+    ranks: ClassVar[Mapping[str, int]] = {"q": 1, "P": 2}
 
     def __post_init__(self) -> None:
         q, P = self.q, self.P
@@ -71,21 +79,6 @@ class Quadratic:
         return (self.q.shape[-1],)
 
     @property
-    def batch_sizes(self) -> dict[str, int]:
-        sizes = {"q": self.q.shape[0]} if self.q.dim() == 2 else {}
-        if self.P is not None and self.P.dim() == 3:
-            sizes["P"] = self.P.shape[0]
-        return sizes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.q.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.q.device
-
-    @property
     def quadratic(self) -> bool:
         return True
 
@@ -96,7 +89,7 @@ class Quadratic:
     @cached_property
     def diagonal(self) -> Tensor | None:
         """P's entries (n,) or (B, n) where it is diagonal and positive, None otherwise."""
-        if self.P is None:
+        if self.P is None or self.P.is_cuda:  # there, and in a recording, looking takes too long
             return None
         P = self.P.detach()
         if bool(P[..., 0, 1:].any()):  # the first row gives nearly every other matrix away
@@ -106,19 +99,16 @@ class Quadratic:
             return entries
         return None
 
-    def float32(self) -> Quadratic:
-        """Half-precision data in float32."""
-        P = self.P
-        wide = torch.promote_types(self.q.dtype, torch.float32)
-        return Quadratic(None if P is None else P.to(wide), self.q.to(wide))
-
     def bind(self, batch: int | None) -> Quadratic:
-        """A P with a batch of one is one P for all; its gradient is made symmetric."""
-        check_tensors({"q": self.q} if self.P is None else {"q": self.q, "P": self.P})
-        if self.P is None:
-            return self
-        P = self.P[0] if self.P.dim() == 3 and self.P.shape[0] == 1 != batch else self.P
-        return replace(self, P=symmetric_gradient(P) if P.requires_grad else P)
+        """P's gradient is made symmetric."""
+        bound = super().bind(batch)
+        if bound.P is None or not bound.P.requires_grad:
+            return bound
+        return replace(bound, P=symmetric_gradient(bound.P))
+
+    @property
+    def recordable(self) -> bool:
+        return True
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
@@ -179,13 +169,6 @@ class Quadratic:
             eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
             P = torch.where(bad[:, None, None], eye, P)
         return Quadratic(P, q)
-
-    def rows(self, index: Tensor) -> Quadratic:
-        """The problems at these positions."""
-        P, q = self.P, self.q
-        if P is not None and P.dim() == 3:
-            P = P[index]
-        return replace(self, P=P, q=q[index] if q.dim() == 2 and len(q) > 1 else q)
 
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., n)
         """P x."""

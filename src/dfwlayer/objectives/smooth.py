@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_lipschitz, as_sizes
-from dfwlayer.differentiate.transforms import uncompiled
-from dfwlayer.linalg.rows import Scalar
-from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import Curvature, check_tensors
+from dfwlayer.objectives.base import Curvature, Objective, check_tensors
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.objectives.sparse import stored_entries
+from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["Smooth"]
 
 
 @dataclass(frozen=True, init=False)
-class Smooth:
+class Smooth(Objective):
     """f(x) = fn(x, *params), convex and differentiable in x.
 
     ``fn`` is written in torch for a variable of shape ``shape``. Its output tells the batch: ()
@@ -89,14 +87,6 @@ class Smooth:
     def device(self) -> torch.device:
         tensors = _tensors(self.params)
         return next(iter(tensors.values())).device if tensors else torch.get_default_device()
-
-    @property
-    def quadratic(self) -> bool:
-        return False
-
-    @property
-    def isotropic(self) -> bool:
-        return False
 
     def float32(self) -> Smooth:
         """Half-precision parameters in float32."""
@@ -201,10 +191,6 @@ class Smooth:
             return True
         return self.value(x.detach()).requires_grad
 
-    def dependence(self, x: Tensor) -> Tensor:
-        """∇f(x) itself."""
-        return self.gradient(x)
-
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v by differentiating ⟨∇f(x), v⟩."""
         with torch.enable_grad():
@@ -216,12 +202,6 @@ class Smooth:
             # seconds of symbolic mathematics
             (product,) = torch.autograd.grad((gradient * v).sum(), at, materialize_grads=True)
         return product
-
-    def reduced(self, free: Tensor, bend: Tensor | None) -> None:
-        """None: only products with the Hessian are known."""
-
-    def shifted(self, rho: Scalar) -> None:
-        """None: only products with the Hessian are known."""
 
     def model(self, x: Tensor) -> Model | None:
         """The quadratic model at x, its Hessian from all second derivatives at once."""
@@ -256,23 +236,6 @@ class Smooth:
         if lipschitz is not None:
             lipschitz = torch.as_tensor(lipschitz).to(factor) * factor
         return _changed(self, unit=unit, size=unit**2 / factor, lipschitz=lipschitz)
-
-    def scale(self, x: Tensor, gradient: Tensor) -> Scale:
-        """The largest curvature met along x, ∇f(x) and a fixed vector, for all coordinates.
-
-        What ∇f(x) is the sum of is not known; for a function with that curvature it is of the
-        size of its change from 0 to x.
-        """
-        fixed = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign() + 0.1
-        curvature = torch.zeros_like(x[..., :1])
-        for v in (fixed.expand_as(x), x, gradient):
-            largest = v.abs().amax(-1, keepdim=True)
-            v = v / torch.where(largest > 0, largest, 1)
-            square = (v * v).sum(-1, keepdim=True)
-            along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
-            along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
-            curvature = torch.where(along > curvature, along, curvature)
-        return scale_of_terms(curvature, x, gradient.abs().amax(-1, keepdim=True))
 
     def _probe(self) -> int | None:
         """The batch fn's parameters describe, read off its output."""

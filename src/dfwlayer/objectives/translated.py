@@ -11,13 +11,13 @@ from torch import Tensor
 from dfwlayer.linalg.rows import Scalar, where_rows
 from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import Curvature, Objective
-from dfwlayer.objectives.model import Model, model_of
+from dfwlayer.objectives.model import Model
 
 __all__ = ["Translated"]
 
 
 @dataclass(frozen=True)
-class Translated:
+class Translated(Objective):
     """y ↦ f(c + y), differentiable in c; f is bound already, and c is (n,) or (B, n)."""
 
     objective: Objective
@@ -97,16 +97,18 @@ class Translated:
 
     def model(self, x: Tensor) -> Model | None:
         """f's at c + y, as a function of y."""
-        found = model_of(self.objective, self.origin.detach() + x)
+        found = self.objective.model(self.origin.detach() + x)
         return None if found is None else found.translated(self.origin.detach().expand_as(x))
 
     def curvature(self) -> Curvature | None:
         """f's."""
         return self.objective.curvature()
 
-    def rescaled(self, unit: Tensor, factor: Tensor) -> Translated:
+    def rescaled(self, unit: Tensor, factor: Tensor) -> Translated | None:
         """f's, seen from c/u."""
-        return Translated(self.objective.rescaled(unit, factor), self.origin / unit.unsqueeze(-1))
+        objective = self.objective.rescaled(unit, factor)
+        origin = self.origin / unit.unsqueeze(-1)
+        return None if objective is None else Translated(objective, origin)
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """f's at c + y, which is rounded by as much as c and y are."""

@@ -380,16 +380,23 @@ def judge(problem: Problem) -> list[Failure]:
 
 def reproducer(failure: Failure) -> str:
     """A script that shows the failure."""
-    problem = draw_problem(failure.seed, failure.index)
-    lines = [f"# {line}" for line in str(failure).splitlines()]
-    lines += [
-        "from dfwlayer_bench.fuzz import draw_problem, judge",
+    alone = ""
+    if failure.row is not None:
+        source = draw_problem(failure.seed, failure.index).only(failure.row).source()
+        alone = source if len(source) < LITERAL else ""
+    return script_of(failure, "draw_problem", "judge", "judge(case)", alone)
+
+
+def script_of(failure: Failure, draw: str, check: str, failures: str, alone: str) -> str:
+    """A script that draws the failure's case anew, judges it, and has its row by itself."""
+    lines = [
+        *(f"# {line}" for line in str(failure).splitlines()),
+        f"from dfwlayer_bench.fuzz import {draw}, {check}",
         "",
-        f"for failure in judge(draw_problem(seed={failure.seed}, index={failure.index})):",
+        f"case = {draw}(seed={failure.seed}, index={failure.index})",
+        f"for failure in {failures}:",
         "    print(failure)",
     ]
-    if failure.row is not None:
-        alone = problem.only(failure.row).source()
-        if len(alone) < LITERAL:
-            lines += ["", "# that row with the library alone, by itself", alone]
+    if alone:
+        lines += ["", "# that row with the library alone, by itself", alone]
     return "\n".join(lines) + "\n"

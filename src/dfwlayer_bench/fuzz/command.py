@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
+
+from dfwlayer_bench.report.progress import bar as bar_of
 
 __all__ = ["fuzz"]
 
@@ -33,14 +35,8 @@ def fuzz(
         from dfwlayer_bench.fuzz.report import summary
         from dfwlayer_bench.fuzz.run import Options, execute
     wanted = {"problems": problems, "gradients": gradients, "bad-inputs": bad_inputs, "soak": soak}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failures]} failures"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
+    found = TextColumn("{task.fields[failures]} failures")
+    with bar_of(console, found, TimeRemainingColumn()) as bar:
         tasks = {
             phase: bar.add_task(phase, total=count, failures=0)
             for phase, count in wanted.items()

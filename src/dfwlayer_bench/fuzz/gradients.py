@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dfwlayer_bench.fuzz.balls import LpRow
 from dfwlayer_bench.fuzz.base import SetRow
-from dfwlayer_bench.fuzz.checks import SECONDS, Failure
+from dfwlayer_bench.fuzz.checks import SECONDS, Failure, script_of
 from dfwlayer_bench.fuzz.composed import ProductRow
 from dfwlayer_bench.fuzz.data import Array, Draw, Param
 from dfwlayer_bench.fuzz.limits import limited
@@ -302,15 +302,9 @@ def _unit(scaled: Param, plain: Param) -> float:
 
 def gradient_reproducer(failure: Failure) -> str:
     """A script that shows the failure."""
-    lines = [f"# {line}" for line in str(failure).splitlines()]
-    lines += [
-        "from dfwlayer_bench.fuzz import draw_gradient, judge_gradient",
-        "",
-        f"case = draw_gradient(seed={failure.seed}, index={failure.index})",
-        "for failure in judge_gradient(case).failures:",
-        "    print(failure)",
-    ]
+    alone = ""
     if failure.row is not None:
         problem: Any = draw_gradient(failure.seed, failure.index).problem
-        lines += ["", "# that row with the library alone", problem.only(failure.row).source()]
-    return "\n".join(lines) + "\n"
+        alone = problem.only(failure.row).source()
+    judged = "judge_gradient(case).failures"
+    return script_of(failure, "draw_gradient", "judge_gradient", judged, alone)

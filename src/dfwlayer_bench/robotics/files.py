@@ -13,13 +13,13 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dfwlayer_bench.report.machine import version
 from dfwlayer_bench.robotics.tasks import Task
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "load_actor",
     "load_arrays",
     "load_dataset",
+    "load_run",
     "prepare_folder",
     "save_actor",
     "save_arrays",
@@ -62,13 +63,9 @@ class Dataset:
 
 def versions() -> dict[str, str]:
     """Python's and the packages' versions, those that are installed."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: version(name) for name in PACKAGES}
+    installed = {name: number for name, number in found.items() if number is not None}
+    return {"python": platform.python_version(), **installed}
 
 
 def prepare_folder(folder: Path) -> None:
@@ -131,6 +128,21 @@ def load_arrays(path: Path, task: Task) -> tuple[dict[str, NDArray[Any]], dict[s
     if not isinstance(metadata, dict):
         raise FileError(f"{path} lacks the metadata of dfwlayer; make it with `dfw robotics`")
     _check_task(path, metadata.get("task"), task)
+    return arrays, metadata
+
+
+def load_run(
+    path: Path, task: Task, identity: Mapping[str, Any]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """As `load_arrays`, of a run that is to go on and so must have been made in the same way."""
+    arrays, metadata = load_arrays(path, task)
+    changed = [key for key, value in identity.items() if metadata.get(key) != value]
+    if changed:
+        found = ", ".join(f"{key} {metadata.get(key)} → {identity[key]}" for key in changed)
+        raise FileError(
+            f"{path} is from a run made differently ({found}); choose another --out, or "
+            "--fresh to start over"
+        )
     return arrays, metadata
 
 

@@ -18,9 +18,9 @@ from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, pro
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
-from dfwlayer.engines.kernels import steps as kernels
 from dfwlayer.linalg.rows import dot, scaled_norm
 from dfwlayer.linalg.scale import Scale, scale_of_terms
+from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["LpBall"]
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.engines.kernels import faces as face_kernels
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -22,6 +21,7 @@ from dfwlayer.linalg.rows import (
     select,
 )
 from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.kernels import faces as face_kernels
 
 __all__ = ["LpFace", "lp_face"]
 

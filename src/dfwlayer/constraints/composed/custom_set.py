@@ -16,7 +16,7 @@ from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.hull import Descent, descend_over_hull, span
 from dfwlayer.linalg.rows import dot, norm
-from dfwlayer.linalg.scale import ROUNDING, Scale
+from dfwlayer.linalg.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.objectives.quadratic import Quadratic
 
 __all__ = ["CustomSet"]
@@ -119,12 +119,10 @@ class CustomSet(Constraint):
 
         See `face_of_hull`. Without a scale g itself stands in for what it is the sum of.
         """
-        terms = g.abs() + x.abs() * g.abs().amax(-1, keepdim=True)
-        if scale is not None:
-            terms = (scale.noise / (ROUNDING * torch.finfo(x.dtype).eps)).expand_as(x)
-        terms = terms.double()
-        found = self._nearest(x)._replace(x=x, gradient=g, terms=terms)
-        return self.face_of_hull(found)
+        if scale is None:
+            curvature = g.abs().amax(-1, keepdim=True)
+            scale = scale_of_terms(curvature, x, g.abs())
+        return self.face_of_hull(self._nearest(x)._replace(x=x, gradient=g, scale=scale))
 
     def hull_faces(self) -> Callable[[Descent], Face]:
         """By the vertices in use."""
@@ -145,12 +143,13 @@ class CustomSet(Constraint):
         hull, x = found.hull, found.hull.mean()
         eps = torch.finfo(self.dtype or found.x.dtype).eps  # of what ``vertex`` is asked in
         points, used = hull.points.double(), hull.in_use(eps)
-        g, terms = found.gradient.double(), found.terms
+        g, scale = found.gradient.double(), Scale(*(part.double() for part in found.scale))
         basis = span(points, used, eps)
         # what the slope does to points in use is what is left of the solver's own rounding
         noise = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
         noise = 2 * noise.abs().amax(-1)
-        unit = terms.amax(-1, keepdim=True)
+        own = torch.finfo(found.x.dtype).eps
+        unit = scale.noise.amax(-1, keepdim=True) / (ROUNDING * own)
         unit = torch.where(unit > 0, unit, 1)
         generator = torch.Generator().manual_seed(0)
         for _ in range(x.shape[-1]):
@@ -165,7 +164,7 @@ class CustomSet(Constraint):
                 cost = g / unit + sign * eps**0.5 * beside
                 point = self.vertex((cost * unit).to(found.x.dtype)).double()
                 way = point - x
-                even = dot(g, way) <= noise + 16 * eps * dot(terms, way.abs())
+                even = dot(g, way) <= noise + 2 * eps / own * scale.blur(way).squeeze(-1)
                 size = torch.maximum(norm(point), norm(x))
                 off = norm(way - _onto(basis, way)) > (1e-8 * norm(way)).clamp_min(256 * eps * size)
                 new = (even & off & (beside != 0).any(-1)).unsqueeze(-1)

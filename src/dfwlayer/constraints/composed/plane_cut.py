@@ -42,6 +42,7 @@ from dfwlayer.solution import Status
 __all__ = ["PlaneCut"]
 
 MOST = 60  # steps for the vertex; each ends the search on one of finitely many pieces
+ENDLESS = 2.0**100  # times the size of a problem's numbers, beyond which μ is none
 PASSES = 8  # most times a projection moves its origin; one is enough unless z is far out
 Base = Box | CappedSimplex | KSparse | L1Box | Simplex
 
@@ -235,17 +236,21 @@ class PlaneCut(Built, PolyhedralSet):
             a, b = a.double() / unit, b.double() / unit
             x = at = z.double()
             guess = self._first(at, a, b, near)
-            off = torch.ones_like(guess, dtype=torch.bool)
+            off = going = torch.ones_like(guess, dtype=torch.bool)
             for _ in range(PASSES):
                 mu = self._multiplier(at, a, b, guess)
                 moved = reduced(at, mu, a.expand_as(at))
-                # where ⟨a, x⟩ takes one value on S, there is no μ to be found, and none is needed
+                extent = at.abs().amax(-1, keepdim=True) + b.abs()
                 at = torch.where(torch.isfinite(moved).all(-1, keepdim=True), moved, at)
-                x = torch.where(off, self.base.project(at), x)
+                x = torch.where(going, self.base.project(at), x)
                 excess = (a * x).sum(-1, keepdim=True) - b
                 size = (a * x).abs().sum(-1, keepdim=True) + b.abs()
                 off = excess.abs() > 16 * torch.finfo(x.dtype).eps * size
-                if not any_row(off):
+                # where ⟨a, x⟩ takes one value on S, or b is beyond all of them by its own rounding,
+                # there is no μ, however far out: x is the point of S next to the plane
+                extent = extent + x.abs().amax(-1, keepdim=True)
+                going = going & off & (mu.abs() <= ENDLESS * extent)
+                if not any_row(going):
                     break
                 # so far out that μ, or what S takes away, hides what is left
                 at, guess = self._nearer(at, x), torch.zeros_like(mu)
@@ -418,8 +423,10 @@ class PlaneCut(Built, PolyhedralSet):
             going = going & (width > 0) & (top - value > 4 * eps * size)
             if not any_row(going):
                 break
-            side = (a * s).sum(-1, keepdim=True) >= b
-            upward, downward = going & side, going & ~side
+            beyond = (a * s).sum(-1, keepdim=True) - b
+            # a vertex in the plane is the minimum itself: it takes the place of both
+            rounding = 2 * eps * ((a * s).abs().sum(-1, keepdim=True) + b.abs())
+            upward, downward = going & (beyond >= -rounding), going & (beyond <= rounding)
             high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
             low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
         return _Dual(best, at, below, above)

@@ -78,7 +78,7 @@ class Knapsack(NamedTuple):
             return x, torch.zeros_like(x, dtype=torch.bool)
         extreme = x
         for _ in range(RECORDED if recording(self.z) else PASSES):
-            sack = sack._moved(sack._multiplier())
+            sack = sack._moved(sack._multiplier(decided))
             excess, inside = sack._excess()
             point = sack._moved(sack._newton(excess, inside))  # what rounding left
             excess, inside = point._excess()
@@ -143,15 +143,15 @@ class Knapsack(NamedTuple):
         """How fast the excess falls: Σ a² of the coordinates within their bounds."""
         return torch.where(inside, self.slope**2, 0).sum(-1, keepdim=True)
 
-    def _multiplier(self) -> Tensor:
-        """θ (..., 1), up to the rounding of numbers of the size of z."""
+    def _multiplier(self, decided: Tensor) -> Tensor:
+        """θ (..., 1), up to the rounding of numbers of the size of z; any where it is decided."""
         slope = torch.where(self.slope != 0, self.slope, torch.inf)
         kinks = torch.cat(((self.z - self.lower) / slope, (self.z - self.upper) / slope), -1)
         # coordinates without a slope have none, and their bounds may be infinite
         kinks = torch.where(torch.isnan(kinks), 0, kinks).clamp_(-LARGEST, LARGEST)
         if self.z.shape[-1] <= FEW:
             return self._among_all(kinks)
-        return self._search(kinks)
+        return self._search(kinks, decided)
 
     def _at(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The excess at θ and the width there."""
@@ -212,7 +212,7 @@ class Knapsack(NamedTuple):
                     break
         return torch.from_numpy(x), torch.from_numpy(inside)
 
-    def _search(self, kinks: Tensor) -> Tensor:
+    def _search(self, kinks: Tensor, decided: Tensor) -> Tensor:
         """θ by Newton steps, as the excess of many coordinates is nearly smooth.
 
         Where they do not get on, the median of the kinks that are left halves their number,
@@ -228,6 +228,8 @@ class Knapsack(NamedTuple):
         along = (self.slope * self.z).sum(-1, keepdim=True) - self.total
         guess = clipped(along / torch.where(square > 0, square, 1), low, high)
         guess = torch.where(torch.isnan(guess), low, guess)
+        # a search for what is not there would go on until the bracket is rounding
+        low, high = torch.where(decided, guess, low), torch.where(decided, guess, high)
         return falling_root(self._at, low, high, guess, self.total.abs(), median)
 
 

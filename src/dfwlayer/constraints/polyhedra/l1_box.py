@@ -21,9 +21,9 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to, scaled_into
-from dfwlayer.differentiate.transforms import uncompiled
 from dfwlayer.linalg.rows import common_shape, where_rows
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]

@@ -1,0 +1,171 @@
+"""What an engine is given and what it returns: a task, and where its solutions were located."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.parameters import merged
+from dfwlayer.linalg.rows import where_rows
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.objectives.base import Objective, common_batch
+from dfwlayer.objectives.translated import Translated
+from dfwlayer.solution import Solution
+from dfwlayer.step_size import StepSize
+
+__all__ = ["Arguments", "Engine", "Located", "Task", "bind", "centred"]
+
+
+class Arguments(NamedTuple):
+    """The arguments of `dfwlayer.solve` that may hold tensors."""
+
+    objective: Objective
+    constraint: Constraint
+    x0: Tensor | None
+    step_size: StepSize | None
+
+    def float32(self) -> Arguments:
+        """Half-precision data in float32."""
+        x0 = None
+        if self.x0 is not None:
+            x0 = self.x0.to(torch.promote_types(self.x0.dtype, torch.float32))
+        return Arguments(self.objective.float32(), self.constraint.float32(), x0, self.step_size)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch of problems with fitting shapes, bound to vectors (B, n), or one and (n,)."""
+
+    objective: Objective
+    constraint: Constraint
+    start: Tensor | None  # (n,) or (B, n), None to start where the set says
+    shape: tuple[int, ...]  # of one problem's variable
+    lead: tuple[int, ...]  # (B,), or () without a batch
+    settings: Settings
+    bad: Tensor | None = None  # (B,), statuses of problems that cannot be solved, 0 for the others
+    looked_at: bool = False  # the values were checked, and the start is a point of the set
+    in_units: bool = False  # numbers have the size they should have, or cannot be given another
+
+    @property
+    def point(self) -> Tensor:
+        """The start of a task that was looked at."""
+        assert self.start is not None
+        return self.start
+
+    def checked(self) -> Task:
+        """Look at the values: raise for those no problem can have, replace bad problems."""
+        if self.looked_at:
+            return self
+        objective, constraint, bad = self.objective, self.constraint, None
+        if self.settings.verify:
+            if bool(objective.suspect()):
+                objective, bad = objective.verified()
+            constraint, flagged = constraint.verified()
+            bad = merged(bad, flagged)
+        if bad is not None:
+            bad = bad.expand(self.lead)
+            lost = bad != 0
+            objective, constraint = objective.replace_rows(lost), constraint.replace_rows(lost)
+        sound = replace(self, objective=objective, constraint=constraint, bad=bad, looked_at=True)
+        return replace(sound, start=sound._point_of_the_set())
+
+    def _point_of_the_set(self) -> Tensor:
+        size = (*self.lead, math.prod(self.shape))
+        blank = torch.zeros(size, dtype=self.objective.dtype, device=self.objective.device)
+        if self.start is None:
+            return self.constraint.start(blank)
+        # a last solution may hold the NaN rows of problems that were bad; those start afresh
+        usable = torch.isfinite(self.start).all(-1)
+        shared = self.start.numel() == size[-1]
+        if self.settings.verify and shared and not bool(usable.all()):
+            raise ValueError("x0: expected finite numbers, found NaN or infinity")
+        start = where_rows(usable, self.start, self.constraint.start(blank))
+        return self.constraint.retract(start.expand(size))
+
+    def without_bad(self, x: Tensor) -> Tensor:  # (..., n) -> (*lead, *shape)
+        """x in the variable's shape, NaN for the problems that cannot be solved."""
+        if self.bad is not None:
+            x = where_rows(self.bad == 0, x, torch.nan)
+        return x.reshape(*self.lead, *self.shape)
+
+    def solution(self, outcome: Outcome) -> Solution:
+        """The outcome as the caller gets it."""
+        value, gap, status = outcome.value, outcome.gap, outcome.status
+        assert value is not None and gap is not None  # noqa: PT018
+        if self.bad is not None:
+            lost = self.bad != 0
+            value, gap = torch.where(lost, torch.nan, value), torch.where(lost, torch.nan, gap)
+            status = torch.where(lost, self.bad, status)
+        return Solution(self.without_bad(outcome.x), value, gap, outcome.num_steps, status)
+
+
+@dataclass(frozen=True)
+class Located:
+    """Solutions without their gradients, and what it takes to attach these and to certify."""
+
+    task: Task  # as it was looked at
+    problem: Problem  # seen from the centre of its set
+    outcome: Outcome
+    face: Face | None  # None where x carries its gradient already, or there is none to attach
+    place: Callable[[Tensor], Tensor] = lambda y: y  # from the problem's variable to the task's
+    beyond: Tensor | None = None  # (...), problems whose numbers leave the dtype too little room
+
+    def settled(self) -> Located | None:
+        """Once the engine is done: this, or better ones, or None if another engine should try."""
+        return self
+
+
+class Engine(Protocol):
+    """A way to run a task."""
+
+    def locate(self, task: Task) -> Located | None:
+        """The solutions, or None where this engine does not take such a task."""
+
+
+def bind(arguments: Arguments, settings: Settings) -> Task:
+    """Check shapes, dtypes and devices, and lay the arguments out as vectors."""
+    objective, constraint, x0, _ = arguments
+    shape = objective.shape
+    sizes = objective.batch_sizes | constraint.batch_sizes(shape)
+    if x0 is not None:
+        sizes |= _check_start(x0, objective)
+    batch = common_batch(sizes)
+    lead = () if batch is None else (batch,)
+    objective = objective.bind(batch)
+    constraint = constraint.bind(shape, objective.dtype, objective.device)
+    start = None
+    if x0 is not None:
+        n = math.prod(shape)
+        start = x0.detach().reshape(-1, n) if lead else x0.detach().reshape(n)
+    return Task(objective, constraint, start, shape, lead, replace(settings, warm=x0 is not None))
+
+
+def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:
+    """Raise unless x0 is a variable of the objective's; its batch size, if it has one."""
+    shape = objective.shape
+    fits = tuple(x0.shape[-len(shape) :]) == shape
+    if not fits or x0.dim() - len(shape) not in (0, 1):
+        raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {tuple(x0.shape)}")
+    if x0.dtype != objective.dtype or x0.device != objective.device:
+        raise ValueError(
+            f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
+            f"{x0.dtype} on {x0.device}"
+        )
+    return {"x0": x0.shape[0]} if x0.dim() > len(shape) else {}
+
+
+def centred(
+    objective: Objective, constraint: Constraint, x: Tensor
+) -> tuple[Problem, Tensor, Callable[[Tensor], Tensor]]:
+    """The problem in y = x − c, where a set keeps the precision of its own size; y; and y ↦ x."""
+    if (found := constraint.centred()) is None:
+        return Problem(objective, constraint, constraint.unbounded()), x, lambda y: y
+    inner, centre = found
+    problem, y, place = centred(Translated(objective, centre), inner, x - centre)
+    return problem, y, lambda y: constraint.placed(place(y))

@@ -1,0 +1,72 @@
+"""The tensors inside of dataclasses and containers: found, replaced, and what is there beside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fields_of", "filled", "static_of", "tensors_in"]
+
+
+def fields_of(node: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields, none for other objects."""
+    return tuple(field.name for field in fields(node)) if is_dataclass(node) else ()
+
+
+def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
+    """The tensors in a dataclass or container, in a fixed order; transforms know no sparse ones."""
+    found: list[Tensor] = []
+    _collect(node, found)
+    return found if sparse else [t for t in found if t.layout == torch.strided]
+
+
+def _collect(node: Any, found: list[Tensor]) -> None:
+    if node is None or isinstance(node, float | type):
+        return
+    if isinstance(node, Tensor):
+        found.append(node)
+    elif isinstance(node, tuple | list):
+        for part in node:
+            _collect(part, found)
+    elif isinstance(node, dict):
+        for part in node.values():
+            _collect(part, found)
+    else:
+        for name in fields_of(node):
+            _collect(getattr(node, name), found)
+
+
+def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
+    """A copy with other tensors in place of those that are not sparse, in the same order.
+
+    What an object has cached is not copied.
+    """
+    if isinstance(node, Tensor):
+        return next(tensors) if node.layout == torch.strided else node
+    if isinstance(node, tuple | list):
+        parts = [filled(part, tensors) for part in node]
+        return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
+    if isinstance(node, dict):
+        return {key: filled(part, tensors) for key, part in node.items()}
+    if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
+        return node
+    copy = object.__new__(type(node))
+    for name in fields_of(node):  # the constructor's checks were passed before
+        object.__setattr__(copy, name, filled(getattr(node, name), tensors))
+    return copy
+
+
+def static_of(node: Any) -> Hashable:
+    """What tells two such objects apart beside the values of their tensors."""
+    if isinstance(node, Tensor):
+        return Tensor
+    if isinstance(node, tuple | list):
+        return type(node), *map(static_of, node)
+    if isinstance(node, type) or not hasattr(node, "__dataclass_fields__"):
+        own: Hashable = node
+        return own
+    return type(node), *(static_of(getattr(node, name)) for name in fields_of(node))

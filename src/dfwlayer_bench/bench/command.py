@@ -1,0 +1,129 @@
+"""``dfw bench``: this library, its published method and every rival installed, side by side."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dfwlayer_bench import options
+from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dfwlayer_bench.bench.store import Cell, Store
+
+__all__ = ["bench"]
+
+WIDE = 160  # columns that the whole table needs
+FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
+QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
+
+
+def bench(
+    sizes: options.Sizes = None,
+    family: options.Family = None,
+    systems: options.Systems = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    trials: options.Trials = None,
+    repeats: Annotated[int | None, options.repeats(FULL.repeats)] = None,
+    seed: options.Seed = 100,
+    time_limit: Annotated[float | None, options.time_limit(FULL.time_limit)] = None,
+    out: options.Out = Path("bench-results"),
+    fresh: options.Fresh = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small run: n = 50 and 100, one trial, 3 calls.")
+    ] = False,
+    functional: Annotated[
+        str, typer.Option(help="Differentiate the sum of x, or a random functional of it.")
+    ] = "sum",
+    memory: options.Memory = True,
+    threads: options.Threads = None,
+) -> int:
+    """Compare this library with its rivals: time, accuracy, gradients, feasibility, memory.
+
+    Every system gets the same problems in the same process, and they take turns. A call is one
+    forward and one backward pass; what is done once per problem structure (canonicalising,
+    compiling, tuning) is not timed. Every finished call is saved at once.
+    """
+    from rich.console import Console
+
+    from dfwlayer_bench.bench.store import Store, StoreError
+    from dfwlayer_bench.report.machine import describe
+    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.systems import SYSTEMS
+
+    console = Console(stderr=True)
+    plan = plan_of(
+        QUICK if quick else FULL,
+        SYSTEMS,
+        sizes=sizes,
+        family=family,
+        systems=systems,
+        trials=trials,
+        repeats=repeats,
+        time_limit=time_limit,
+        dtype=dtype,
+        device=device,
+        functional=functional,
+        seed=seed,
+        memory=memory,
+        threads=threads,
+    )
+    with hold_threads(threads):
+        machine = describe(device)
+        store = Store(out)
+        identity = identity_of(plan, machine)
+        try:
+            store.open(identity, fresh=fresh)
+            cells, ended = _run(plan, store, console)
+            about = {"command": _command(plan), "machine": machine, **identity}
+            _finish(out, cells, about, console)
+        except (StoreError, OSError) as error:
+            return refuse(console, str(error), 2)
+    return 0 if ended else interrupted(console)
+
+
+def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:
+    """All cells under a progress bar; after an interruption those saved so far."""
+    from dfwlayer_bench.bench.run import run_plan, saved_cells
+    from dfwlayer_bench.report.progress import progress
+
+    try:
+        with progress(console, plan.cells) as report:
+            return run_plan(plan, store, report), True
+    except KeyboardInterrupt:
+        return saved_cells(plan, store), False
+
+
+def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Console) -> None:
+    """Tables on standard output, files in the folder."""
+    from dfwlayer_bench.bench.plots import write_plots
+    from dfwlayer_bench.bench.report import groups_of, rows_of, table_of, write_files
+
+    rows = rows_of(cells)
+    if not rows:
+        return
+    shown = output(WIDE + 20)
+    for title, group in groups_of(rows):
+        shown.print(table_of(group, title, compact=shown.width < WIDE))
+    for name in dict.fromkeys(row.system for row in rows):
+        found = dict.fromkeys(r.settings for r in rows if r.system == name and r.settings)
+        for settings in found:
+            shown.print(f"[bold]{name}[/bold]: {settings}", highlight=False)
+    write_files(out, cells, rows, about)
+    write_plots(out, rows)
+    files = "bench.csv, bench.json, bench.md and the figures"
+    console.print(f"Wrote {files} to {out}", **PLAIN)
+
+
+def _command(plan: Plan) -> str:
+    """The command that makes this run anew, whatever was left to defaults."""
+    words = ["dfw", "bench", "--sizes", *map(str, plan.sizes), "--family", *plan.families]
+    words += ["--trials", str(plan.trials), "--functional", plan.functional, *words_of(plan)]
+    return shlex.join(words)

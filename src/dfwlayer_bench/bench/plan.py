@@ -1,0 +1,124 @@
+"""What to run and how: from the options of a command to a plan, and back to its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dfwlayer_bench.options import check_device, check_names, check_sizes, split
+
+__all__ = ["Defaults", "Plan", "identity_of", "plan_of", "words_of"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run and how."""
+
+    families: tuple[str, ...]
+    sizes: tuple[int, ...]
+    systems: tuple[str, ...]
+    trials: int
+    repeats: int
+    seed: int
+    dtype: str
+    device: str
+    functional: str
+    time_limit: float
+    memory: bool
+    threads: int | None
+    answers: bool = False  # keep x and the gradient of every cell
+
+    def groups(self) -> list[tuple[str, int, int]]:
+        """(family, n, trial), small problems first."""
+        return [
+            (family, n, trial)
+            for n in sorted(self.sizes)
+            for family in self.families
+            for trial in range(self.trials)
+        ]
+
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return len(self.groups()) * len(self.systems)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a command takes for an option that is not given."""
+
+    families: tuple[str, ...]
+    sizes: tuple[int, ...]
+    trials: int
+    repeats: int
+    time_limit: float
+
+
+def plan_of(
+    default: Defaults,
+    known: Iterable[str],
+    *,
+    sizes: list[str] | None,
+    family: list[str] | None,
+    systems: list[str] | None,
+    trials: int | None,
+    repeats: int | None,
+    time_limit: float | None,
+    dtype: str,
+    device: str,
+    functional: str = "sum",
+    **rest: Any,
+) -> Plan:
+    """The options of a command as a plan: each is checked by name, the defaults are filled in.
+
+    ``known`` are the systems it offers; ``rest`` is taken as it is.
+    """
+    from dfwlayer_bench.problems.families import FAMILIES
+
+    known, families, chosen = tuple(known), split(family), split(systems)
+    numbers = sorted(check_sizes(split(sizes)))
+    if families == ["all"]:
+        families = list(FAMILIES)
+    check_names("--family", families, FAMILIES)
+    check_names("--systems", chosen, known)
+    check_names("--dtype", [dtype], ("float32", "float64"))
+    check_names("--functional", [functional], ("sum", "random"))
+    check_device(device)
+    return Plan(
+        families=tuple(families) or default.families,
+        sizes=tuple(numbers) or default.sizes,
+        systems=tuple(chosen) or known,
+        trials=trials or default.trials,
+        repeats=repeats or default.repeats,
+        time_limit=time_limit or default.time_limit,
+        dtype=dtype,
+        device=device,
+        functional=functional,
+        **rest,
+    )
+
+
+def words_of(plan: Plan) -> list[str]:
+    """The plan as words of a command, but for its problems: --sizes, --family and --trials."""
+    words = ["--systems", *plan.systems, "--dtype", plan.dtype, "--device", plan.device]
+    words += ["--repeats", str(plan.repeats), "--seed", str(plan.seed)]
+    words += ["--time-limit", f"{plan.time_limit:g}"]
+    words += [] if plan.memory else ["--no-memory"]
+    words += [] if plan.threads is None else ["--threads", str(plan.threads)]
+    return words
+
+
+def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
+    """What all cells of a folder must have in common."""
+    return {
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "seed": plan.seed,
+        "functional": plan.functional,
+        "threads": plan.threads,
+        "cpu": machine["cpu"],
+        "cores": machine["cores"],
+        "torch": machine["versions"]["torch"],
+        "dfwlayer": machine["versions"]["dfwlayer"],
+    }

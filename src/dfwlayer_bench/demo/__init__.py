@@ -1,0 +1,1 @@
+"""``dfw demo``: the layer at work, measured in front of the user."""

@@ -1,0 +1,1 @@
+"""The benchmark's problems, and their exact answers."""

@@ -1,0 +1,42 @@
+"""What a run says of a claim: verdicts, and the findings that carry them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "BEYOND",
+    "COLOURS",
+    "FAILS",
+    "IN_PART",
+    "NOT_MEASURED",
+    "REPRODUCES",
+    "VERDICTS",
+    "Finding",
+]
+
+REPRODUCES, IN_PART, FAILS = "reproduces", "in part", "does not reproduce"
+NOT_MEASURED, BEYOND = "not measured", "beyond the paper"
+VERDICTS = {
+    REPRODUCES: "What reproduces",
+    IN_PART: "What reproduces in part",
+    FAILS: "What does not reproduce",
+    NOT_MEASURED: "What this run did not measure",
+    BEYOND: "What the paper does not show",
+}
+COLOURS = {  # on the terminal
+    REPRODUCES: "green",
+    IN_PART: "yellow",
+    FAILS: "red",
+    NOT_MEASURED: "dim",
+    BEYOND: "blue",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, what this run says of it, and the numbers that say so."""
+
+    verdict: str  # a key of VERDICTS
+    claim: str
+    evidence: str

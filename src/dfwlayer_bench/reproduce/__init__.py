@@ -1,0 +1,1 @@
+"""``dfw reproduce``: the paper's tables and figures, and what they leave out."""

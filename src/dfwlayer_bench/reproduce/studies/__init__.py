@@ -1,0 +1,1 @@
+"""Studies of the method itself: temperature, ablations, Theorem 1."""

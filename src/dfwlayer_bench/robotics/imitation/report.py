@@ -1,0 +1,225 @@
+"""The imitation as tables: a row for each layer, as Markdown, CSV, JSON and HTML."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dfwlayer_bench.report.document import Document, Picture, Section, Table, markdown
+from dfwlayer_bench.report.html import page
+from dfwlayer_bench.report.machine import machine_text
+from dfwlayer_bench.report.text import NOTHING, significant, small, spread
+from dfwlayer_bench.report.text import time as time_text
+from dfwlayer_bench.robotics.files import load_arrays, writing
+from dfwlayer_bench.robotics.imitation.evaluate import EXPERT_NAME
+from dfwlayer_bench.robotics.imitation.findings import findings_of
+from dfwlayer_bench.robotics.imitation.layers import LAYERS
+from dfwlayer_bench.robotics.imitation.rows import Row, Run
+from dfwlayer_bench.robotics.imitation.training import run_file
+from dfwlayer_bench.robotics.tasks import Task
+
+__all__ = ["Results", "read_runs", "rows_of", "write_report"]
+
+HEADER = (
+    "last layer",
+    "seeds",
+    "steps",
+    "test MSE",
+    "violation rate",
+    "mean violation",
+    "largest violation",
+    "training step",
+    "CPU time",
+    "× no layer",
+    "return",
+    "violation rate in the simulator",
+)
+NOTES = (
+    "Mean ± standard deviation over the seeds, at the last step, on the whole test set.",
+    "A violation is a power above the limit, in float64 and without tolerance; the mean is over "
+    "the actions in violation, in the units of the limit.",
+    "Training steps are timed in turns: medians, and the median of the ratios of CPU time to the "
+    "step without a layer in the same turn, which other work on the machine does not stretch.",
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that is known of the imitation of one task."""
+
+    task: Task
+    runs: Sequence[Run]
+    timings: Mapping[str, Mapping[str, Any]]  # by layer
+    evaluations: Mapping[str, Mapping[str, Any]]  # by layer and seed
+    missing: Mapping[str, str]  # layers that cannot run here, and why
+    about: dict[str, Any]
+
+
+def read_runs(folder: Path, task: Task, layers: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """The curves of the runs there are."""
+    found = []
+    for layer in layers:
+        for seed in seeds:
+            path = run_file(folder, layer, seed)
+            if path.exists():
+                _, metadata = load_arrays(path, task)
+                found.append(Run(layer, seed, metadata["step"], metadata["curve"]))
+    return found
+
+
+def rows_of(results: Results) -> list[Row]:
+    """A row for each layer, one for the expert, and one for each layer that is missing."""
+    rows = []
+    for layer in dict.fromkeys(run.layer for run in results.runs):
+        runs = [run for run in results.runs if run.layer == layer]
+        # seeds that have come less far do not count until they are there
+        last = max(run.step for run in runs)
+        ends = [run.curve[-1] for run in runs if run.step == last]
+        timing = results.timings.get(layer, {})
+        rows.append(
+            Row(
+                layer=layer,
+                label=LAYERS[layer].label,
+                seeds=len(ends),
+                steps=last,
+                mse=statistics.fmean(end["mse"] for end in ends),
+                mse_std=_std([end["mse"] for end in ends]),
+                violation_rate=statistics.fmean(end["violation_rate"] for end in ends),
+                mean_violation=statistics.fmean(end["mean_violation"] for end in ends),
+                largest_violation=max(end["largest_violation"] for end in ends),
+                step_seconds=timing.get("median"),
+                step_cpu_seconds=timing.get("cpu"),
+                times_none=timing.get("times_none"),
+                **_in_simulator(results.evaluations, layer),
+            )
+        )
+    if any(key.startswith(f"{EXPERT_NAME}-") for key in results.evaluations):
+        rows.append(Row(EXPERT_NAME, "the expert", **_in_simulator(results.evaluations, "expert")))
+    done = {row.layer for row in rows}
+    return rows + [
+        Row(layer, LAYERS[layer].label, detail=why)
+        for layer, why in results.missing.items()
+        if layer not in done
+    ]
+
+
+def _in_simulator(evaluations: Mapping[str, Mapping[str, Any]], layer: str) -> dict[str, Any]:
+    own = [found for found in evaluations.values() if found["layer"] == layer]
+    if not own:
+        return {}
+    means = [statistics.fmean(found["returns"]) for found in own]
+    # of one policy, the episodes tell how returns spread; of several, the policies do
+    spreading = means if len(means) > 1 else list(own[0]["returns"])
+    return {
+        "episode_return": statistics.fmean(means),
+        "episode_return_std": _std(spreading),
+        "episode_violation_rate": statistics.fmean(found["violation_rate"] for found in own),
+        "episode_largest_violation": max(found["largest_violation"] for found in own),
+    }
+
+
+def _std(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table_of(task: Task, rows: Sequence[Row]) -> Table:
+    """The rows as text."""
+    missing = tuple(f"{row.layer}: {row.detail}" for row in rows if row.detail)
+    return Table(
+        f"{task.name}, limit {task.limit:g}",
+        HEADER,
+        [_texts(row) for row in rows],
+        (
+            *NOTES,
+            *missing,
+        ),
+    )
+
+
+def _texts(row: Row) -> list[str]:
+    return [
+        row.label,
+        str(row.seeds) if row.seeds else NOTHING,
+        str(row.steps) if row.steps else NOTHING,
+        NOTHING if row.mse is None else spread(row.mse, row.mse_std),
+        _share(row.violation_rate),
+        significant(row.mean_violation),
+        small(row.largest_violation),
+        time_text(row.step_seconds),
+        time_text(row.step_cpu_seconds),
+        NOTHING if row.times_none is None else f"{row.times_none:.2f}",
+        NOTHING
+        if row.episode_return is None
+        else spread(row.episode_return, row.episode_return_std, 4),
+        _share(row.episode_violation_rate),
+    ]
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{100 * value:.3g} %" if value else "0"
+
+
+def write_report(folder: Path, results: Results, pictures: Sequence[Picture]) -> Document:
+    """imitation.md, .csv, .json, curves.csv and report.html; returns the report as data."""
+    rows = rows_of(results)
+    task = results.task
+    section = Section(
+        "imitation",
+        "Last layers",
+        [
+            f"{results.about['data']}; batches of {results.about['batch_size']}, Adam at "
+            f"{results.about['learning_rate']:g}. Mean return of the expert in these data: "
+            f"{significant(results.about['expert']['mean_return'], 4)}."
+        ],
+        [table_of(task, rows)],
+        pictures,
+    )
+    document = Document(
+        f"Imitating an expert within a power limit: {task.name}",
+        [
+            f"A network maps observations to actions, a last layer keeps Σ|ω a| ≤ {task.limit:g}, "
+            f"and the loss is the squared distance to the expert's actions. "
+            f"{machine_text(results.about['machine'])}."
+        ],
+        results.about["command"],
+        findings_of(task, rows),
+        [section],
+    )
+    _write_csv(folder / "imitation.csv", [asdict(row) for row in rows])
+    curves = [
+        {"layer": run.layer, "seed": run.seed, **point}
+        for run in results.runs
+        for point in run.curve
+    ]
+    if curves:
+        _write_csv(folder / "curves.csv", curves)
+    content = {
+        **results.about,
+        "findings": [asdict(finding) for finding in document.findings],
+        "rows": [asdict(row) for row in rows],
+        "timings": list(results.timings.values()),
+        "evaluations": list(results.evaluations.values()),
+    }
+    _write_text(folder / "imitation.json", json.dumps(content, indent=1) + "\n")
+    _write_text(folder / "imitation.md", markdown(document))
+    _write_text(folder / "report.html", page(document, folder))
+    return document
+
+
+def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with writing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with writing(path) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -1,0 +1,115 @@
+"""One signature for every system: a problem in; x, gradient, times and settings out."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfwlayer_bench.problems.families import Instance
+from dfwlayer_bench.report.machine import version
+
+__all__ = ["Answer", "Ready", "Result", "Setting", "System", "load", "run", "timed"]
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one forward and backward pass gave.
+
+    Attributes:
+        x: (n,).
+        gradient: (n,), d(v·x)/dq.
+        note: What the solver says of itself where it is not plain success.
+
+    """
+
+    x: Tensor
+    gradient: Tensor
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A system made ready for one problem: ``call`` runs forward and backward once."""
+
+    call: Callable[[], Answer]
+    settings: dict[str, Setting]
+
+
+@dataclass(frozen=True)
+class System:
+    """One row of the registry.
+
+    Attributes:
+        name: What ``--systems`` accepts.
+        label: What tables and figures print.
+        prepare: Makes a call ready. What a user does once per problem structure (canonicalise,
+            compile, find L) belongs here and is not timed.
+        packages: Distributions it needs beside torch; the first one names the rival.
+        devices: Where it runs.
+        solves: False for the floor, whose answer is not the constrained problem's.
+
+    """
+
+    name: str
+    label: str
+    prepare: Callable[[Instance], Ready]
+    packages: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    solves: bool = True
+
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        return [name for name in self.packages if version(name) is None]
+
+    def versions(self) -> dict[str, str]:
+        """The packages it needs and their versions."""
+        return {name: version(name) or "not installed" for name in self.packages}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One system on one problem."""
+
+    system: str
+    answer: Answer
+    seconds: tuple[float, ...]
+    settings: dict[str, Setting]
+
+
+def run(system: System, problem: Instance, *, repeats: int = 1) -> Result:
+    """Prepare, call once to warm up, then time ``repeats`` calls."""
+    ready = system.prepare(problem)
+    answer, _ = timed(ready, problem.device)
+    seconds = [timed(ready, problem.device)[1] for _ in range(repeats)]
+    return Result(system.name, answer, tuple(seconds), ready.settings)
+
+
+def timed(ready: Ready, device: torch.device) -> tuple[Answer, float]:
+    """The answer and the wall-clock seconds of one call, without garbage collection."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        answer = ready.call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return answer, time.perf_counter() - start
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def load(module: str) -> Any:
+    """Import a rival when it is needed; none of them is a dependency, few have types."""
+    return importlib.import_module(module)

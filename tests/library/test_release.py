@@ -1,0 +1,55 @@
+"""What says the same thing in two files: the version, and the oldest versions that will do."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dfwlayer
+
+ROOT = next(p for p in Path(__file__).parents if (p / "pyproject.toml").exists())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_one_version():
+    assert "version" in PROJECT["project"]["dynamic"]
+    source = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
+    assert f'__version__ = "{dfwlayer.__version__}"\n' in source.read_text()
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == [dfwlayer.__version__]
+
+
+def pins(name):
+    """What a file of constraints asks for, by the name of the package."""
+    lines = (ROOT / name).read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {package.lower().replace("_", "-"): version for package, version in pairs}
+
+
+def release(version):
+    """1.26.0 as (1, 26)."""
+    return tuple(map(int, re.sub(r"(\.0)+$", "", version).split(".")))
+
+
+def bounds(*extras):
+    """The lower bound of everything that is required for the extras."""
+    project = PROJECT["project"]
+    required = list(project["dependencies"])
+    for extra in extras:
+        required += project["optional-dependencies"][extra]
+    found = (re.match(r"([\w-]+)>=([\d.]+)", line) for line in required)
+    return {match[1].lower(): match[2] for match in found if match}
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    oldest = pins("constraints-oldest.txt")
+    for package, bound in bounds("cli", "examples", "test").items():
+        assert release(oldest[package]) == release(bound), package
+
+
+@pytest.mark.parametrize("extra", ["cli", "test", "dev", "docs", "examples"])
+def test_the_pinned_versions_are_allowed(extra):
+    pinned = pins("constraints.txt")
+    for package, bound in bounds(extra).items():
+        assert release(pinned[package]) >= release(bound), package

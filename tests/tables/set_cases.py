@@ -1,0 +1,349 @@
+"""One table of sets; the row of a set buys it every test of test_sets.py.
+
+What is right is said here a second time, apart from the library: the set as constraints of cvxpy,
+and how far a point is outside, in NumPy.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+import dfwlayer as dfw
+from repository import ROOT
+from round_set_cases import ROUND_CASES
+from set_case import F64, SetCase, above, uniform
+
+# ---------------------------------------------------------------------------------------------
+# sets with bounds and linear constraints
+
+
+def l1_box(gen: Generator, rows: int) -> dict[str, Tensor]:
+    weight = uniform(gen, rows, 8)
+    weight[:, 0] = 0
+    weight[:, 1] *= -1
+    return {
+        "radius": uniform(gen, rows),
+        "weight": weight,
+        "lower": -uniform(gen, rows, 8, low=0.1, high=0.6),
+        "upper": uniform(gen, rows, 8, low=0.1, high=0.6),
+    }
+
+
+def _l1_box_constraints(x, p):
+    import cvxpy as cp
+
+    size = cp.norm1(cp.multiply(np.abs(p["weight"]), x))
+    return [size <= p["radius"], x >= p["lower"], x <= p["upper"]]
+
+
+def box(gen: Generator, rows: int) -> dict[str, Tensor]:
+    middle = torch.randn(rows, 8, generator=gen, dtype=F64)
+    return {"lower": middle - uniform(gen, rows, 8), "upper": middle + uniform(gen, rows, 8)}
+
+
+def _box_violation(x, p):
+    size = np.maximum(np.abs(p["lower"]), np.abs(p["upper"]))
+    return above((x - p["upper"]) / size, (p["lower"] - x) / size)
+
+
+def _k_sparse_constraints(x, p):
+    import cvxpy as cp
+
+    return [cp.norm1(x) <= p["k"] * p["radius"], cp.norm_inf(x) <= p["radius"]]
+
+
+def _capped_violation(x, p):
+    cap = p.get("cap", np.inf)
+    return above((-x).max(), (x - cap) / p["radius"], abs(x.sum() - p["radius"]) / p["radius"])
+
+
+CASES = {
+    "Box": SetCase(
+        box,
+        lambda p: dfw.Box(p["lower"], p["upper"]),
+        lambda x, p: [x >= p["lower"], x <= p["upper"]],
+        _box_violation,
+        pull=3.0,
+        bad=(
+            ({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),
+            ({"lower": -torch.inf}, "lower, upper: expected both finite, or −inf and inf"),
+            ({"upper": None}, "upper: expected a number or a tensor, got NoneType"),
+        ),
+    ),
+    "Simplex": SetCase(
+        lambda gen, rows: {"radius": uniform(gen, rows)},
+        lambda p: dfw.Simplex(p["radius"]),
+        lambda x, p: [x >= 0, sum(x) == p["radius"]],
+        _capped_violation,
+        pull=2.0,
+        bad=(({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),),
+    ),
+    "CappedSimplex": SetCase(
+        lambda gen, rows: {
+            "radius": uniform(gen, rows),
+            "cap": uniform(gen, rows, 8, low=0.2, high=0.6),
+        },
+        lambda p: dfw.CappedSimplex(p["radius"], p["cap"]),
+        lambda x, p: [x >= 0, x <= p["cap"], sum(x) == p["radius"]],
+        _capped_violation,
+        pull=2.0,
+        bad=(
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
+            ({"cap": -1.0}, "cap: expected numbers ≥ 0, found -1"),
+            ({"cap": 0.05}, "cap: expected caps whose sum reaches the radius .* a sum of 0.4"),
+        ),
+    ),
+    "KSparse": SetCase(
+        lambda gen, rows: {"k": uniform(gen, rows, low=1.5, high=5), "radius": uniform(gen, rows)},
+        lambda p: dfw.KSparse(p["k"], p["radius"]),
+        _k_sparse_constraints,
+        lambda x, p: above(
+            np.abs(x).sum() / (p["k"] * p["radius"]) - 1, np.abs(x).max() / p["radius"] - 1
+        ),
+        bad=(
+            ({"k": 0.5}, "k: expected numbers ≥ 1, found 0.5"),
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
+        ),
+    ),
+    "L1Box": SetCase(
+        l1_box,
+        lambda p: dfw.L1Box(p["radius"], p["weight"], p["lower"], p["upper"]),
+        _l1_box_constraints,
+        lambda x, p: above(
+            (np.abs(p["weight"] * x).sum() - p["radius"]) / p["radius"],
+            (x - p["upper"]) / p["upper"],
+            (p["lower"] - x) / -p["lower"],
+        ),
+        bad=(
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
+            ({"upper": -0.5}, "upper: expected numbers ≥ 0, found -0.5; the set has to contain 0"),
+            ({"lower": 0.5}, "lower: expected numbers ≤ 0, found 0.5; the set has to contain 0"),
+            ({"radius": "1"}, "radius: expected a number or a tensor, got str"),
+            ({"weight": torch.ones(3, dtype=F64)}, r"weight: expected a number, shape \(8,\)"),
+            ({"lower": torch.zeros(8)}, "lower: is torch.float32 while"),
+            ({"lower": torch.full((8,), torch.nan, dtype=F64)}, "lower: 8 of 8 values are NaN"),
+        ),
+    ),
+}
+
+
+# ---------------------------------------------------------------------------------------------
+# those, cut by a plane
+
+
+def _in_plane(base):
+    """The parameters of a set, and a plane that meets it."""
+
+    def parameters(gen: Generator, rows: int) -> dict[str, Tensor]:
+        own = base(gen, rows)
+        normal = torch.randn(rows, 8, generator=gen, dtype=F64)
+        # half way between the value at zero, or at the middle of the bounds, and an extreme one
+        if "cap" in own or "lower" not in own:
+            normal = 2 + normal.abs() if "weight" in own else normal
+            return own | {"normal": normal, "level": own["radius"] * normal.mean(-1)}
+        middle = 0.5 * (own["lower"] + own["upper"])
+        return own | {"normal": normal, "level": (normal * middle).sum(-1) + 0.1}
+
+    return parameters
+
+
+def _cut(name):
+    case = CASES[name]
+
+    def constraints(x, p):
+        return [*case.constraints(x, p), p["normal"] @ x == p["level"]]
+
+    def violation(x, p):
+        size = np.abs(p["normal"] * x).sum() + abs(p["level"])
+        return above(case.violation(x, p), abs(p["normal"] @ x - p["level"]) / size)
+
+    return SetCase(
+        _in_plane(case.parameters),
+        lambda p: dfw.PlaneCut(case.build(p), p["normal"], p["level"]),
+        constraints,
+        violation,
+        pull=case.pull,
+        methods=("auto", "frank-wolfe", "active-set"),
+        bad=(
+            ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
+            ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
+        ),
+    )
+
+
+CASES |= {f"{name} in a plane": _cut(name) for name in ("Box", "L1Box", "Simplex")}
+
+
+def portfolio(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {"radius": uniform(gen, rows, low=1.2, high=1.8), "level": uniform(gen, rows, high=1.0)}
+
+
+def _portfolio_constraints(x, p):
+    import cvxpy as cp
+
+    return [cp.norm1(x) <= p["radius"], cp.sum(x) == p["level"]]
+
+
+CASES["portfolio with leverage"] = SetCase(
+    portfolio,
+    lambda p: dfw.PlaneCut(dfw.LpBall(1, p["radius"]), level=p["level"]),
+    _portfolio_constraints,
+    lambda x, p: above(
+        np.abs(x).sum() / p["radius"] - 1, abs(x.sum() - p["level"]) / np.abs(x).sum()
+    ),
+    bad=(({"level": 2.0}, "level: expected a number between .*, found 2"),),
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# sets made of others
+
+
+def centred_ball(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {
+        "radius": uniform(gen, rows),
+        "weight": uniform(gen, rows, 8),
+        "centre": 2 * torch.randn(rows, 8, generator=gen, dtype=F64),
+    }
+
+
+def _norm_constraints(p):
+    def constraints(x, own):
+        import cvxpy as cp
+
+        return [cp.pnorm(cp.multiply(own["weight"], x - own["centre"]), p) <= own["radius"]]
+
+    return constraints
+
+
+def _norm_violation(p):
+    def violation(x, own):
+        size = np.linalg.norm(own["weight"] * (x - own["centre"]), p)
+        # x itself is rounded: in units of the centre, which may be larger than the set
+        return above((size - own["radius"]) / np.maximum(own["radius"], np.abs(x).max()))
+
+    return violation
+
+
+def product(gen: Generator, rows: int) -> dict[str, Tensor]:
+    return {
+        "radius": uniform(gen, rows),
+        "weight": uniform(gen, rows, 4),
+        "centre": torch.randn(rows, 2, generator=gen, dtype=F64),
+        "bound": uniform(gen, rows, low=0.1, high=0.4),
+    }
+
+
+def _product_constraints(x, p):
+    import cvxpy as cp
+
+    return [
+        cp.norm1(cp.multiply(p["weight"], x[:4])) <= p["radius"],
+        cp.norm1(x[4:6] - p["centre"]) <= p["radius"],
+        cp.norm_inf(x[6:]) <= p["bound"],
+    ]
+
+
+@lru_cache
+def documented(page: str, name: str) -> Any:
+    """What a page of the documentation defines, by running its code."""
+    text = (ROOT / "docs" / page).read_text()
+    namespace = {"__name__": "documented"}
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(block, namespace)  # the page's own code, which is also run as it stands
+        if name in namespace:
+            return namespace[name]
+    raise ValueError(f"name: docs/{page} defines no {name}")
+
+
+def three_smallest(cost: Tensor) -> Tensor:
+    """The vertex of {0 ≤ x ≤ 1, Σx = 3}."""
+    return torch.zeros_like(cost).scatter(-1, cost.topk(3, largest=False).indices, 1.0)
+
+
+def sum_of_rows(x):
+    import cvxpy as cp
+
+    return cp.sum(x, axis=1)
+
+
+CASES |= {
+    f"LpBall, p={p}": SetCase(
+        lambda gen, rows: {"radius": uniform(gen, rows), "weight": uniform(gen, rows, 8)},
+        lambda own, p=p: dfw.LpBall(p, own["radius"], own["weight"]),
+        lambda x, own, p=p: _norm_constraints(p)(x, own | {"centre": 0.0}),
+        lambda x, own, p=p: _norm_violation(p)(x, own | {"centre": 0.0}),
+        bad=(({"radius": -torch.ones((), dtype=F64)}, "radius: expected numbers ≥ 0, found -1"),),
+        recorded=True,
+    )
+    for p in (1, np.inf)
+}
+
+CASES |= {
+    f"LpBall around a centre, p={p}": SetCase(
+        centred_ball,
+        lambda own, p=p: dfw.LpBall(p, own["radius"], own["weight"], centre=own["centre"]),
+        _norm_constraints(p),
+        _norm_violation(p),
+        bad=(
+            ({"centre": "0"}, "centre: expected a number or a tensor, got str"),
+            ({"centre": torch.ones(3, dtype=F64)}, r"centre: expected a number, shape \(8,\)"),
+            ({"centre": torch.zeros(8)}, "centre: is torch.float32 while"),
+            ({"centre": torch.full((8,), torch.inf, dtype=F64)}, "centre: 8 of 8 values are NaN"),
+            ({"radius": -torch.ones((), dtype=F64)}, "radius: expected numbers ≥ 0, found -1"),
+        ),
+    )
+    for p in (1, np.inf)
+} | {
+    "Product": SetCase(
+        product,
+        lambda p: dfw.Product(
+            [
+                dfw.LpBall(1, p["radius"], p["weight"]),
+                dfw.LpBall(1, p["radius"], centre=p["centre"]),
+                dfw.LpBall(float("inf"), p["bound"]),
+            ],
+            [4, 2, 2],
+        ),
+        _product_constraints,
+        lambda x, p: above(
+            (np.abs(p["weight"] * x[:4]).sum() - p["radius"]) / p["radius"],
+            (np.abs(x[4:6] - p["centre"]).sum() - p["radius"])
+            / np.maximum(p["radius"], np.abs(x).max()),
+            (np.abs(x[6:]) - p["bound"]) / p["bound"],
+        ),
+        bad=(
+            ({"weight": torch.ones(3, dtype=F64)}, r"sets\[0\]: weight: expected shape \(4,\)"),
+            ({"bound": -torch.ones((), dtype=F64)}, r"sets\[2\]: radius: expected numbers ≥ 0"),
+        ),
+    ),
+    "CustomSet": SetCase(
+        lambda _gen, _rows: {},
+        lambda _: dfw.CustomSet(vertex=three_smallest),
+        lambda x, _: [x >= 0, x <= 1, sum(x) == 3],
+        lambda x, _: above(-x, x - 1, abs(x.sum() - 3)),
+        pull=1.0,
+    ),
+    "Ascending of docs/extending.md": SetCase(
+        lambda gen, rows: {"top": uniform(gen, rows)},
+        lambda p: documented("extending.md", "Ascending")(p["top"]),
+        lambda x, p: [x[0] >= 0, x[1:] >= x[:-1], x[-1] <= p["top"]],
+        lambda x, p: above(-x[0], x[:-1] - x[1:], x[-1] - p["top"]) / p["top"],
+        pull=3.0,
+        bad=(({"top": -1.0}, "top: expected numbers ≥ 0, found -1"),),
+    ),
+    "Birkhoff": SetCase(
+        lambda _gen, _rows: {},
+        lambda _: dfw.Birkhoff(4),
+        lambda x, _: [x >= 0, sum_of_rows(x) == 1, sum_of_rows(x.T) == 1],
+        lambda x, _: above(-x, np.abs(x.sum(0) - 1), np.abs(x.sum(1) - 1)),
+        shape=(4, 4),
+        pull=1.0,
+    ),
+}
+
+CASES |= ROUND_CASES
