@@ -14,6 +14,7 @@ from torch import Tensor
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import Scale
@@ -299,6 +300,10 @@ class Constraint(ABC):
     def placed(self, y: Tensor) -> Tensor:
         """The x = c + y of a set around a centre c, for a y of S, both (..., n)."""
         return y
+
+    def region(self, like: Tensor) -> Region | None:
+        """A bound set for vectors like these (B, n) as bounds, budgets and equations."""
+        return None
 
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""
