@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from dfwlayer.constraints.knapsack import Knapsack
+from dfwlayer.constraints.polyhedra.knapsack import Knapsack
 
 import dfwlayer as dfw
 from dfwlayer import CappedSimplex, PlaneCut

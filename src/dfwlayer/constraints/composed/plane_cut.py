@@ -35,7 +35,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.rows import any_row, common_shape
+from dfwlayer.linalg.rows import any_row, common_shape, settled
 from dfwlayer.linalg.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
 
@@ -177,7 +177,7 @@ class PlaneCut(Built, PolyhedralSet):
         size = (a * inner).abs().sum(-1, keepdim=True) + b.abs()
         missing = b - (a * inner).sum(-1, keepdim=True)
         exact = (missing.abs() <= 0.5 * eps * size) & (inner == at).all(-1, keepdim=True)
-        if x.device.type == "cpu" and bool(exact.all()):
+        if settled(exact):
             return x
         far = missing.abs() > eps**0.5 * size
         if any_row(far):

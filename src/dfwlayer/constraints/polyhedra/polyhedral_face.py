@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.linalg.rows import dot
+from dfwlayer.linalg.rows import dot, settled
 from dfwlayer.linalg.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
@@ -304,7 +304,7 @@ def _multipliers(
     width = (share * a * a).sum(-1, keepdim=True)
     inside = width > 0
     least_squares = -(share * a * g).sum(-1, keepdim=True) / torch.where(inside, width, 1)
-    if a.device.type == "cpu" and bool(inside.all()):
+    if settled(inside):
         return least_squares
     return torch.where(inside, least_squares, _between(a, g, near, kink, least))
 
