@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from dfwlayer.constraints.polyhedra.knapsack import Knapsack
 
 import dfwlayer as dfw
 from dfwlayer import CappedSimplex, PlaneCut
+from dfwlayer.constraints.polyhedra.knapsack import Knapsack
 from helpers import F64
 
 DTYPES = (torch.float32, torch.float64)
