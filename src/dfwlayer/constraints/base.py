@@ -67,7 +67,6 @@ class Constraint(ABC):
     """
 
     bound: ClassVar[bool] = False
-    variable_dims: ClassVar[int] = 1  # of one problem's variable, for a set asked on its own
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -148,6 +147,11 @@ class Constraint(ABC):
         if values:
             check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device)} | values)
         return self.as_bound(**values)
+
+    @property
+    def variable_dims(self) -> int:
+        """Dimensions of one problem's variable, for a set that is asked on its own."""
+        return 1
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one problem's entries, for variables of that shape."""

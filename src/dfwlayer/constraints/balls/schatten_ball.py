@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -65,8 +64,6 @@ class SchattenBall(Ball):
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
 
-    variable_dims: ClassVar[int] = 2
-
     def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
         super().__post_init__()
@@ -75,6 +72,11 @@ class SchattenBall(Ball):
             if len(shape) != 2:
                 raise ValueError(f"shape: expected (rows, columns), got {shape}")
             object.__setattr__(self, "shape", shape)
+
+    @property
+    def variable_dims(self) -> int:
+        """It takes matrices."""
+        return 2
 
     @measured
     def _ball(self) -> LpBall:

@@ -24,6 +24,11 @@ class Built(Constraint):
         """That of S."""
         return self.constraint.preferred_method
 
+    @property
+    def variable_dims(self) -> int:
+        """Those of S."""
+        return self.constraint.variable_dims
+
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of S and of the set's own parameters."""
         return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)

@@ -90,9 +90,7 @@ class PlaneCut(Built, PolyhedralSet):
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
         facets = self.base.facets(like)
-        normal = as_entries(self.normal, like)
-        normal = normal if normal.dim() else normal.unsqueeze(-1)
-        equation = Equation(normal, as_column(self.level, like))
+        equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
 
     def check_values(self) -> Tensor | None:
