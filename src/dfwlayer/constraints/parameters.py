@@ -203,9 +203,8 @@ def merged(*found: Tensor | None) -> Tensor | None:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """A parameter of a bound set, which is a tensor."""
-    assert isinstance(value, Tensor)
-    return value
+    """A parameter as the tensor that it is in a bound set."""
+    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def as_column(value: Value, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import dfwlayer as dfw
 from dfwlayer.constraints import Constraint
 from helpers import F64
 from set_cases import CASES
@@ -40,6 +41,9 @@ def test_a_set_answers_on_its_own_as_in_a_solve(name):
             assert torch.equal(got, want), ask
             if got.requires_grad:
                 got.sum().backward()
+    assert torch.equal(constraint.project(z=own).reshape(g.shape), bound.project(g))
+    assert (constraint.unbounded() is None) == (bound.unbounded() is None)
+    assert (constraint.atoms() is None) == (bound.atoms() is None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,3 +62,16 @@ def test_problems_are_taken_apart_scaled_and_replaced(name):
     sound = bound.replace_rows(bad)
     assert sound.verified()[1] is None
     torch.testing.assert_close(sound.vertex(g)[~bad], want[~bad])
+
+
+def test_a_set_of_the_user_keeps_nothing():
+    """Its tensors may be changed in place, and their graph is gone after a backward pass."""
+    weight = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
+    ball = dfw.LpBall(1, 2.0, weight)
+    for _ in range(2):
+        assert ball.unbounded().tolist() == [False, True, False]
+        ball.atoms().scores(torch.ones(3)).sum().backward()
+    with torch.no_grad():
+        weight[1] = 4.0
+    assert ball.unbounded() is None
+    assert torch.equal(ball.vertex(torch.tensor([0.0, 9.0, 0.0])), torch.tensor([0.0, -0.5, 0.0]))
