@@ -78,9 +78,16 @@ class DFWLayer(nn.Module):
         on_failure: str = "warn",
     ) -> None:
         super().__init__()
-        given = locals()
-        options = {name: given[name] for name in OPTIONS}
-        settings = check_settings(**options)
+        options = {
+            "method": method,
+            "differentiate": differentiate,
+            "tol": tol,
+            "max_steps": max_steps,
+            "step_size": step_size,
+            "temperature": temperature,
+            "verify": verify,
+        }
+        settings = check_settings(**options)  # type: ignore[arg-type]
         if not isinstance(on_failure, str) or on_failure not in ON_FAILURE:
             raise ValueError(
                 f"on_failure: expected one of {list(ON_FAILURE)}, got {shown(on_failure)}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor
 from dfwlayer.objectives.base import flag_nonfinite
+from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
 __all__ = [
@@ -163,6 +164,7 @@ def matrix(**about: Any) -> Mapping[str, Parameter]:
     return {"parameter": Parameter(Kind.MATRIX, numbers=False, **about)}
 
 
+@uncompiled  # which compilers cannot follow
 @cache
 def table(cls: type) -> Mapping[str, Parameter]:
     """The parameters of a set by the names of their fields."""

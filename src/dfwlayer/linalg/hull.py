@@ -183,7 +183,8 @@ def descend_over_hull(
         better = (state.value < lowest) | (gap < 0.99 * least)
         lowest, least = torch.minimum(lowest, state.value.double()), torch.minimum(least, gap)
         idle = torch.where(better, 0, idle + 1)
-        floored = lost | (stalled >= PATIENCE) | (idle >= WANDER)
+        # noise may be far above what it is in truth: as long as f falls, there is something to gain
+        floored = (lost & (stalled > 0)) | (stalled >= PATIENCE) | (idle >= WANDER)
         ended = going & ~concave & (close | floored)
         status = torch.where(concave, int(Status.NOT_CONVEX), status)
         status = torch.where(ended, int(Status.ROUNDING_FLOOR), status)

@@ -57,11 +57,17 @@ class FrankWolfe:
         atoms = problem.constraint.atoms() if self.pairwise else None
         combination = None if atoms is None else _Combination(atoms, problem, x)
 
+        before: Tensor | None = None  # f of the last step
+
         def step(k: int, state: State) -> State:
+            nonlocal before
             vertex = problem.constraint.vertex(state.gradient)
             direction = _bounded(problem, vertex - state.x)
             with torch.no_grad():
                 converged, floored = _ended(problem, rule, state, direction, settings.tol)
+                # noise may be far above what it is in truth: while f falls, there is more to gain
+                floored = floored & _level(before, state.value)
+                before = state.value.detach()
                 # the certificate of the final point tells convergence from rounding
                 ended = state.active & (converged | floored)
             status = torch.where(ended, int(Status.ROUNDING_FLOOR), state.status)
@@ -116,6 +122,13 @@ def _promise(rule: Rule, query: Query, gamma: Tensor) -> Tensor:
     """Decrease of the L-smooth upper bound, γ⟨g, −d⟩ − ½Lγ²‖d‖²."""
     d = query.direction
     return gamma * (-dot(query.gradient, d) - 0.5 * rule.lipschitz * gamma * dot(d, d))
+
+
+def _level(before: Tensor | None, value: Tensor) -> Tensor:
+    """Whether f fell by no more than its rounding in the last step."""
+    if before is None:
+        return torch.zeros_like(value, dtype=torch.bool)
+    return before - value <= 4 * torch.finfo(value.dtype).eps * value.abs()
 
 
 def _bounded(problem: Problem, direction: Tensor) -> Tensor:

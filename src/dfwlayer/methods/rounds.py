@@ -129,6 +129,7 @@ class Rounds:
         self.phase: Spectral | Accelerated | Splitting | None = None
         self.split = False  # a second look at whether to factorise was taken
         self.tried = none  # models were minimised
+        self.paid = none  # the last polish halved the gap, and may do so again
         self.next_turn = zero - 1  # how many steps are left when the next one begins
         self.formed = False  # a Hessian was written down, or is too large for it
         self.bent = False  # on a set for which there are only models on its faces
@@ -155,7 +156,7 @@ class Rounds:
                 break
             # an exact solve that paid off may have left something to a second one
             again = select_mask(self.refused, False, self.close)
-            again = again | (self.exact & (self.stalled < 1))
+            again = again | (self.exact & (self.stalled < 1)) | self.paid
             searching = select_mask(again, False, going)
             if any_row(searching):
                 self.advance(searching)
@@ -292,15 +293,18 @@ class Rounds:
 
         found = self._directly(system, rows) if self.slow else None
         if found is None:
+            # a model of f is not worth more than half of the digits, and the curvature met on the
+            # way says nothing of the rounding where f has become flat
+            model = system.face.bends or not objective.quadratic
             # one product is kept for the gradient at the result; the next round refines it
             found = system.solve(
                 system.tangent(-at.gradient),
-                tol=0.03 * eps**0.5 if system.face.bends else 0.0,
+                tol=0.03 * eps**0.5 if model else 0.0,
                 max_steps=self._most(),
                 cap=select(rows, at.left - 1, 0.0),
                 stop=None if system.face.bends else self._watched(left),
                 ask=ask,
-                floor=0.1 * eps * self._scale(),
+                floor=0.1 * eps * self._scale() if objective.quadratic else 0.0,
             )
             self.slow = seen(found.unfinished & (at.left > 1))
         at.left = at.left - found.steps
@@ -328,6 +332,10 @@ class Rounds:
             sharp = (inner(off, off) <= eps * length) | small
         self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
         self.refused = select_mask(rows, (taken | level) == 0, self.refused)
+        if not objective.quadratic:
+            # a Newton step that paid off is followed by another one; where f is flatter than a
+            # quadratic at its minimum, each brings but a part of a digit
+            self.paid = select_mask(rows, taken, self.paid)
         at.move(taken, x, value, gradient)
         if seen(rows & found.flat):
             self._follow(rows & found.flat)
@@ -352,6 +360,7 @@ class Rounds:
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
         halved = gap < 0.5 * self.best_gap
         advanced = fell | halved
+        self.paid = self.paid & halved
         self.level = select(rows, select(halved, 0.0, self.level + 1), self.level)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
         self.best = keep(better, at.x, self.best)

@@ -363,4 +363,5 @@ class _SymmetricGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return 0.5 * (grad + grad.mT)
+        half = 0.5 * grad  # before the sum, which might be too large for the dtype
+        return half + half.mT

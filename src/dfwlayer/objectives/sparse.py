@@ -98,7 +98,7 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             left, right = (x, grad) if ctx.transpose else (grad, x)
             in_entries = left.index_select(-1, of.rows) * right.index_select(-1, of.col)
-            in_entries = in_entries.reshape(-1, len(of.col)).sum(0)
+            in_entries = in_entries.sum_to_size(len(of.col))
         if ctx.needs_input_grad[1]:
             in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)
         return in_entries, in_x, None, None

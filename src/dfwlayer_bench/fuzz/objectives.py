@@ -275,7 +275,7 @@ def _linear(r: Array) -> tuple[Array, Array]:
 
 # name: (in numpy, with its derivative in r; in torch; whether there is a ridge)
 FUNCTIONS: dict[str, tuple[Callable[[Array], tuple[Array, Array]], str, bool]] = {
-    "logistic": (_logistic, "torch.logaddexp(r, torch.zeros_like(r)).sum(-1)", True),
+    "logistic": (_logistic, "-torch.nn.functional.logsigmoid(-r).sum(-1)", True),
     "log-sum-exp": (_lse, "torch.logsumexp(r, -1)", True),
     "huber": (
         _huber,
