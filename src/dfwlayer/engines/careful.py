@@ -77,19 +77,18 @@ def takes_care(task: Task) -> bool:
 
 def with_care(run: Run, found: Located, outcome: Outcome) -> Outcome:
     """The outcome, with what the dtype did not suffice for solved in units and in float64."""
-    if found.beyond is not None:
-        outcome = _again(run, found.task, outcome, found.beyond)
-    return _refined(run, found.task, outcome)
+    outcome = _refined(run, found, outcome)
+    return outcome if found.beyond is None else _again(run, found.task, outcome, found.beyond)
 
 
-def _refined(run: Run, task: Task, outcome: Outcome) -> Outcome:
+def _refined(run: Run, found: Located, outcome: Outcome) -> Outcome:
     """The outcome, with what the digits of float32 did not suffice for found in float64.
 
     Each problem goes on with the steps it has left.
     """
     if outcome.x.dtype != torch.float32 or not outcome.refinable:
         return outcome
-    settings = task.settings
+    task, settings = found.task, found.task.settings
     if settings.step_size is not None or task.in_units:
         return outcome
     assert outcome.gap is not None and outcome.value is not None  # noqa: PT018
@@ -98,6 +97,8 @@ def _refined(run: Run, task: Task, outcome: Outcome) -> Outcome:
     short = (outcome.status == Status.ROUNDING_FLOOR) & wide
     short = short | (outcome.status == Status.STALLED)
     again = short & (outcome.num_steps < settings.max_steps)
+    if found.beyond is not None:  # others stand in for these
+        again = again & ~found.beyond
     if not bool(again.any()):
         return outcome
     more = replace(settings, warm=True, spent=outcome.num_steps)

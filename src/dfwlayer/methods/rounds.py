@@ -384,7 +384,7 @@ class Rounds:
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
                 over = over | (self.tried & (self.level >= patience))
-            floor = self.best_gap <= FLOOR * noise
+            floor = self.best_gap <= maximum(FLOOR * noise, self._blur(at.x, at.gradient))
             ended = ended | (rows & ((over & floor) | lost))
             # nothing here can bring the gap to where rounding alone would leave it; the steps that
             # a float32 problem has left are worth more in double precision

@@ -125,6 +125,22 @@ def test_float32_is_refined_in_float64():
     torch.testing.assert_close(sol.x.double(), exact.x, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_refined_beside_a_problem_out_of_range(seed):
+    """Of one batch some problems need more digits and others another range; both get them.
+
+    With tol=0 every float32 problem goes on in float64, which its number of steps shows.
+    """
+    gen = torch.Generator().manual_seed(seed)
+    R = torch.randn(8, 8, generator=gen)
+    P, q = R @ R.mT + torch.eye(8), torch.randn(2, 8, generator=gen)
+    far = torch.tensor([1.0, 1e15])
+    both = dfw.solve(dfw.Quadratic(P, q * far[:, None]), dfw.LpBall(2, 0.1 * far), tol=0.0)
+    alone = dfw.solve(dfw.Quadratic(P, q[:1]), dfw.LpBall(2, 0.1), tol=0.0)
+    assert both.num_steps[0] == alone.num_steps[0]
+    torch.testing.assert_close(both.x[:1], alone.x, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["GroupBall", "Ellipsoid", "LpBall", "L1Box"])
 def test_refined_and_isolated_problems_keep_all_gradients(name):
     """A second solve, or a bad neighbour, costs no parameter its gradient."""
