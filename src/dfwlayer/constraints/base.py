@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import cache, cached_property, wraps
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from functools import cache, wraps
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.linalg.scale import Scale
@@ -41,12 +42,24 @@ class Atoms(Protocol):
         """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
 
 
-def measured(find: Callable[[Any], _T]) -> cached_property[_T]:
-    """A property that a bound set finds once, with autograd.
-
-    A method may be the first to ask, and it runs without.
+class measured(Generic[_T]):  # noqa: N801
+    """A property that a bound set finds once, with autograd: a method, which runs without, may be
+    the first to ask. Any other set finds it anew, as its graph may be gone and its tensors changed.
     """
-    return cached_property(torch.enable_grad()(find))
+
+    def __init__(self, find: Callable[[Any], _T]) -> None:
+        self.find, self.__doc__ = torch.enable_grad()(find), find.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _T:
+        if instance is None:
+            raise AttributeError(self.name)
+        value: _T = self.find(instance)
+        if instance.bound:
+            vars(instance)[self.name] = value
+        return value
 
 
 class Constraint(ABC):
@@ -66,11 +79,10 @@ class Constraint(ABC):
     """
 
     bound: ClassVar[bool] = False
-    variable_dims: ClassVar[int] = 1  # of one problem's variable, for a set asked on its own
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        for name in ASKED & vars(cls).keys():
+        for name in () if cls.bound else ASKED & vars(cls).keys():
             setattr(cls, name, _bound_first(name, vars(cls)[name]))
 
     def __post_init__(self) -> None:
@@ -147,6 +159,11 @@ class Constraint(ABC):
         if values:
             check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device)} | values)
         return self.as_bound(**values)
+
+    @property
+    def variable_dims(self) -> int:
+        """Dimensions of one problem's variable, for a set that is asked on its own."""
+        return 1
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one problem's entries, for variables of that shape."""
@@ -300,6 +317,10 @@ class Constraint(ABC):
         """The x = c + y of a set around a centre c, for a y of S, both (..., n)."""
         return y
 
+    def region(self, like: Tensor) -> Region | None:
+        """A bound set for vectors like these (B, n) as bounds, budgets and equations."""
+        return None
+
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""
         return None
@@ -357,10 +378,11 @@ def _bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, which a set that is not bound yet asks of one that is."""
 
     @wraps(method)
-    def ask(self: Constraint, at: Tensor | int, *others: Any, **named: Any) -> Any:
+    def ask(self: Constraint, *given: Any, **named: Any) -> Any:
         if self.bound:
-            return method(self, at, *others, **named)
-        like = at if isinstance(at, Tensor) else self.blank(at)
+            return method(self, *given, **named)
+        first = (*given, *named.values())[0]
+        like = first if isinstance(first, Tensor) else self.blank(first)
         shape = tuple(like.shape[-self.variable_dims :])
         bound = self.bind(shape, like.dtype, like.device)
 
@@ -368,7 +390,7 @@ def _bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
 
         named = {key: flat(value) for key, value in named.items()}
-        found = getattr(bound, name)(flat(at), *map(flat, others), **named)
+        found = getattr(bound, name)(*map(flat, given), **named)
         return found.unflatten(-1, shape) if name in POINTS else found
 
     return ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -45,17 +45,37 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """What may be said of a parameter once for all values. A tensor may have a batch in front."""
+    """What may be said of a parameter once for all values; a tensor may have a batch in front.
+
+    Args:
+        kind: Its dimensions.
+        harmless: Its value in a set like any other, which takes the place of a bad one; None for
+            the default of the field.
+        optional: It may be None, as is the default of the field.
+        least: No value may be smaller.
+        most: Nor larger.
+        hint: For values beyond these, what else to do.
+        infinite: Whether values may be infinite.
+        grows: With the set: {cx : x in the set} has c times this parameter.
+        numbers: Whether a number may stand for entries that are all alike.
+
+    """
 
     kind: Kind
-    harmless: float  # its value in a set like any other, which takes the place of a bad one
-    optional: bool  # it may be None
+    harmless: float | None = None
+    optional: bool = False
     least: float = -math.inf
     most: float = math.inf
-    hint: str = ""  # for values beyond these, what else to do
-    infinite: bool = False  # it may be
-    grows: bool = False  # with the set: {cx : x in the set} has c times this parameter
-    numbers: bool = True  # a number stands for entries that are all alike
+    hint: str = ""
+    infinite: bool = False
+    grows: bool = False
+    numbers: bool = True
+
+    def with_default(self, default: Any) -> Parameter:
+        """With what follows from the default of the field."""
+        plain = default if isinstance(default, int | float) else 1.0
+        harmless = plain if self.harmless is None else self.harmless
+        return replace(self, harmless=harmless, optional=default is None)
 
     def check(self, name: str, value: Any) -> Value | None:
         """The value, a number as a float; raise for types and shapes it cannot have."""
@@ -117,6 +137,7 @@ class Parameter:
     def replaced(self, value: Tensor, bad: Tensor) -> Tensor:
         """With something harmless for the problems that are flagged (B,)."""
         if self.kind is not Kind.MATRIX:
+            assert self.harmless is not None
             return torch.where(self.beside(bad), self.harmless, value)
         if value.dim() == 2:  # shared by all, and fine for those that are not flagged
             return value
@@ -128,33 +149,27 @@ class Parameter:
         return each[(..., *[None] * self.kind)]
 
 
-def _declared(kind: Kind, default: Any, about: dict[str, Any]) -> Any:
-    plain = isinstance(default, int | float)
-    about = {"harmless": default if plain else 1.0, "optional": default is None} | about
-    return field(default=default, metadata={"parameter": Parameter(kind, **about)})
+def number(**about: Any) -> Mapping[str, Parameter]:
+    """Metadata of a set's field for a number, a 0-d tensor or (B,); ``about`` as in `Parameter`."""
+    return {"parameter": Parameter(Kind.NUMBER, **about)}
 
 
-def number(default: Any = MISSING, **about: Any) -> Any:
-    """A field of a set for a number, a 0-d tensor or (B,); the rest is said of its `Parameter`."""
-    return _declared(Kind.NUMBER, default, about)
+def entries(**about: Any) -> Mapping[str, Parameter]:
+    """Metadata of a set's field for a number, (*shape) or (B, *shape)."""
+    return {"parameter": Parameter(Kind.ENTRIES, **about)}
 
 
-def entries(default: Any = MISSING, **about: Any) -> Any:
-    """A field of a set for a number, (*shape) or (B, *shape)."""
-    return _declared(Kind.ENTRIES, default, about)
-
-
-def matrix(default: Any = MISSING, **about: Any) -> Any:
-    """A field of a set for a tensor (m, n) or (B, m, n)."""
-    return _declared(Kind.MATRIX, default, {"numbers": False} | about)
+def matrix(**about: Any) -> Mapping[str, Parameter]:
+    """Metadata of a set's field for a tensor (m, n) or (B, m, n)."""
+    return {"parameter": Parameter(Kind.MATRIX, numbers=False, **about)}
 
 
 @uncompiled  # which compilers cannot follow
 @cache
 def table(cls: type) -> Mapping[str, Parameter]:
     """The parameters of a set by the names of their fields."""
-    found = ((f.name, f.metadata.get("parameter")) for f in fields(cls))
-    return {name: about for name, about in found if about is not None}
+    declared = ((f, f.metadata.get("parameter")) for f in fields(cls))
+    return {f.name: about.with_default(f.default) for f, about in declared if about is not None}
 
 
 def fault(wrong: Tensor, status: Status, message: Callable[[], str]) -> Tensor | None:
@@ -190,9 +205,8 @@ def merged(*found: Tensor | None) -> Tensor | None:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """A parameter of a bound set, which is a tensor."""
-    assert isinstance(value, Tensor)
-    return value
+    """A parameter as the tensor that it is in a bound set."""
+    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def as_column(value: Value, like: Tensor) -> Tensor:

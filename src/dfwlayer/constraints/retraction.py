@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dfwlayer.linalg.rows import settled
+
 __all__ = ["moved_to", "scaled_into"]
 
 
@@ -34,7 +36,7 @@ def scaled_into(
     finfo = torch.finfo(x.dtype)
     at, radius = x.detach(), radius.detach().double()
     outside = size > radius
-    if outside.device.type == "cpu" and not bool(outside.any()):
+    if settled(~outside):
         return x
     shrink = (radius / torch.where(outside, size, 1) * (1 - units * finfo.eps)).unsqueeze(-1)
     # numbers below the normal range are rounded by more than that, and had better vanish

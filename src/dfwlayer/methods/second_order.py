@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
-from dfwlayer.constraints.region import Region, region_of
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.rows import (
     Mask,
     Scalar,
@@ -42,7 +42,7 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
     interior point method is a step, and so is a model.
     """
     constraint = at.problem.constraint
-    region = region_of(constraint, _rows(at.x))
+    region = constraint.region(_rows(at.x))
     if region is None and not isinstance(constraint, Ellipsoid):
         return False
     quadratic = at.problem.objective.quadratic

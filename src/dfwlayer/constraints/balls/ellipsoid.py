@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -38,9 +38,9 @@ class Ellipsoid(Ball):
 
     """
 
-    A: Tensor = matrix()
-    centre: InitVar[Value | None] = None
-    radius: Value = number(1.0, least=0, grows=True)
+    A: Tensor = field(metadata=matrix())
+    centre: InitVar[float | Tensor | None] = None
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
 
     def __new__(
         cls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 
 import torch
@@ -37,10 +37,10 @@ class GroupBall(Ball):
     """
 
     groups: Sequence[Sequence[int]] | Sequence[int] | Tensor | Groups
-    radius: Value = number(1.0, least=0, grows=True)
-    weight: Tensor | None = entries(None, numbers=False)
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
+    weight: Tensor | None = field(default=None, metadata=entries(numbers=False))
     _: KW_ONLY
-    centre: InitVar[Value | None] = None
+    centre: InitVar[float | Tensor | None] = None
 
     def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "groups", Groups.of(self.groups))

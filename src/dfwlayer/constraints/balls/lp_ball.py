@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import NamedTuple, Self
 
 import torch
@@ -18,6 +18,7 @@ from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, pro
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.rows import dot, scaled_norm
 from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.ops.kernels import steps as kernels
@@ -39,10 +40,10 @@ class LpBall(Ball):
     """
 
     p: float
-    radius: Value = number(1.0, least=0, grows=True)
-    weight: Tensor | None = entries(None, numbers=False)
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
+    weight: Tensor | None = field(default=None, metadata=entries(numbers=False))
     _: KW_ONLY
-    centre: InitVar[Value | None] = None
+    centre: InitVar[float | Tensor | None] = None
 
     def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"
@@ -211,6 +212,18 @@ class LpBall(Ball):
         x = self.retract(self.project(z))
         scale = scale_of_terms(torch.ones_like(z[..., :1]), x, z.abs())
         return x, self.face(x, x - z, scale)
+
+    def region(self, like: Tensor) -> Region | None:
+        """For p = 1 and p = ∞; a coordinate of zero weight has no bound."""
+        radius = tensor_of(self.radius).detach().unsqueeze(-1).double()
+        weight = torch.ones_like(radius) if self.weight is None else self.weight.detach().abs()
+        if self.p == 1:
+            return Region.of(like, -math.inf, math.inf, budgets=[(weight, radius)])
+        if self.p != torch.inf:
+            return None
+        heavy = weight > 0
+        reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
+        return Region.of(like, -reach, reach)
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
         """See `Constraint`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,12 +59,10 @@ class SchattenBall(Ball):
     """
 
     p: float
-    radius: Value = number(1.0, least=0, grows=True)
+    radius: float | Tensor = field(default=1.0, metadata=number(least=0, grows=True))
     shape: tuple[int, int] | None = None
     _: KW_ONLY
-    centre: InitVar[Value | None] = None
-
-    variable_dims: ClassVar[int] = 2
+    centre: InitVar[float | Tensor | None] = None
 
     def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
@@ -75,6 +72,11 @@ class SchattenBall(Ball):
             if len(shape) != 2:
                 raise ValueError(f"shape: expected (rows, columns), got {shape}")
             object.__setattr__(self, "shape", shape)
+
+    @property
+    def variable_dims(self) -> int:
+        """It takes matrices."""
+        return 2
 
     @measured
     def _ball(self) -> LpBall:

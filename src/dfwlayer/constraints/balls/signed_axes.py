@@ -33,8 +33,8 @@ class SignedAxes:
         """
         bounded = (self.reach > 0).expand_as(x)
         share = torch.where(bounded, x / torch.where(bounded, self.reach, 1), 0)
-        left = (1 - share.abs().sum(-1, keepdim=True)).clamp_min(0)
+        rest = (1 - share.abs().sum(-1, keepdim=True)).clamp_min(0)
         best = (self.reach * g).abs().argmax(-1, keepdim=True)
-        pair = torch.zeros_like(x).scatter(-1, best, 0.5 * left)
+        pair = torch.zeros_like(x).scatter(-1, best, 0.5 * rest)
         weights = torch.cat((share.clamp_min(0) + pair, (-share).clamp_min(0) + pair), -1)
         return weights / weights.sum(-1, keepdim=True)

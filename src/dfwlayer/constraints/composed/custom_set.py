@@ -146,25 +146,25 @@ class CustomSet(Constraint):
         g, scale = found.gradient.double(), Scale(*(part.double() for part in found.scale))
         basis = span(points, used, eps)
         # what the slope does to points in use is what is left of the solver's own rounding
-        left = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
-        left = 2 * left.abs().amax(-1)
+        noise = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
+        noise = 2 * noise.abs().amax(-1)
         own = torch.finfo(found.x.dtype).eps
-        level = scale.noise.amax(-1, keepdim=True) / (ROUNDING * own)
-        level = torch.where(level > 0, level, 1)
+        unit = scale.noise.amax(-1, keepdim=True) / (ROUNDING * own)
+        unit = torch.where(unit > 0, unit, 1)
         generator = torch.Generator().manual_seed(0)
         for _ in range(x.shape[-1]):
-            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
-            beside = noise - _onto(basis, noise)
-            beside = torch.where(norm(beside) > 1e-8 * norm(noise), 1.0, 0.0).unsqueeze(-1) * beside
+            draw = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+            beside = draw - _onto(basis, draw)
+            beside = torch.where(norm(beside) > 1e-8 * norm(draw), 1.0, 0.0).unsqueeze(-1) * beside
             if not bool((beside != 0).any()):
                 break
             beside = beside / beside.abs().amax(-1, keepdim=True).clamp_min(1e-300)
             grown = torch.zeros_like(used[..., :1])
             for sign in (1, -1):
-                cost = g / level + sign * eps**0.5 * beside
-                point = self.vertex((cost * level).to(found.x.dtype)).double()
+                cost = g / unit + sign * eps**0.5 * beside
+                point = self.vertex((cost * unit).to(found.x.dtype)).double()
                 way = point - x
-                even = dot(g, way) <= left + 2 * eps / own * scale.blur(way).squeeze(-1)
+                even = dot(g, way) <= noise + 2 * eps / own * scale.blur(way).squeeze(-1)
                 size = torch.maximum(norm(point), norm(x))
                 off = norm(way - _onto(basis, way)) > (1e-8 * norm(way)).clamp_min(256 * eps * size)
                 new = (even & off & (beside != 0).any(-1)).unsqueeze(-1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
@@ -35,7 +35,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.rows import any_row, common_shape
+from dfwlayer.linalg.rows import any_row, common_shape, settled
 from dfwlayer.linalg.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
 
@@ -48,7 +48,7 @@ Base = Box | CappedSimplex | KSparse | L1Box | Simplex
 
 
 @dataclass(frozen=True)
-class PlaneCut(PolyhedralSet):
+class PlaneCut(Built, PolyhedralSet):
     """{x ∈ S : ⟨a, x⟩ = b}, such as a budget Σ x_i = 1 on top of a limit ‖x‖₁ ≤ t.
 
     With a multiplier μ for the equation everything is a question to S: the projection is that of
@@ -63,8 +63,8 @@ class PlaneCut(PolyhedralSet):
     """
 
     constraint: Constraint
-    normal: Value = entries(1.0, harmless=0.0)
-    level: Value = number(1.0, harmless=0.0, grows=True)
+    normal: Value = field(default=1.0, metadata=entries(harmless=0.0))
+    level: Value = field(default=1.0, metadata=number(harmless=0.0, grows=True))
 
     def __post_init__(self) -> None:
         base = self.constraint
@@ -90,31 +90,8 @@ class PlaneCut(PolyhedralSet):
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
         facets = self.base.facets(like)
-        normal = as_entries(self.normal, like)
-        normal = normal if normal.dim() else normal.unsqueeze(-1)
-        equation = Equation(normal, as_column(self.level, like))
+        equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
-
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of S, of the normal (B, *shape) and of the level (B,)."""
-        return self.base.batch_sizes(shape) | super().batch_sizes(shape)
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
-        """See `Constraint`."""
-        inner = self.changed(constraint=self.base.bind(shape, dtype, device))
-        return super(PlaneCut, inner).bind(shape, dtype, device)
-
-    def verified(self) -> tuple[Self, Tensor | None]:
-        """Finite parameters, and a plane that meets S."""
-        _, bad = self.base.verified()
-        sound = self if bad is None else self.replace_rows(bad != 0)
-        return self, merged(bad, super(PlaneCut, sound).verified()[1])
-
-    def _within(
-        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
-    ) -> Self | None:
-        inner = ask(self.constraint)
-        return None if inner is None else self.changed(constraint=inner, **values)
 
     def check_values(self) -> Tensor | None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
@@ -198,7 +175,7 @@ class PlaneCut(PolyhedralSet):
         size = (a * inner).abs().sum(-1, keepdim=True) + b.abs()
         missing = b - (a * inner).sum(-1, keepdim=True)
         exact = (missing.abs() <= 0.5 * eps * size) & (inner == at).all(-1, keepdim=True)
-        if x.device.type == "cpu" and bool(exact.all()):
+        if settled(exact):
             return x
         far = missing.abs() > eps**0.5 * size
         if any_row(far):

@@ -17,6 +17,7 @@ from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.rows import common_shape
 from dfwlayer.linalg.scale import Scale
 
@@ -166,6 +167,12 @@ class Product(Constraint):
         """The root of the sum of squares."""
         each = [part.diameter(c) for part, c in zip(self.sets, self._counts, strict=True)]
         return reduce(torch.hypot, each)
+
+    def region(self, like: Tensor) -> Region | None:
+        """Those of the sets beside each other, None where one has none."""
+        blocks = zip(self.sets, self._split(like), strict=True)
+        found = [region for part, own in blocks if (region := part.region(own)) is not None]
+        return Region.product(found) if len(found) == len(self.sets) else None
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> ProductFace:
         """The product of the faces."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.constraints.parameters import Value, as_entries, entries, merged, tensor_of
+from dfwlayer.constraints.composed.built import Built
+from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
 from dfwlayer.linalg.rows import dot
 from dfwlayer.linalg.scale import Scale
 
@@ -18,7 +17,7 @@ __all__ = ["Shifted", "round_towards"]
 
 
 @dataclass(frozen=True)
-class Shifted(Constraint):
+class Shifted(Built):
     """{x : x − c ∈ S} for a set S and a centre c; ``LpBall(..., centre=c)`` makes one too.
 
     `solve` works with y = x − c and S, where nothing is lost to the size of c, and the result
@@ -31,7 +30,7 @@ class Shifted(Constraint):
     """
 
     constraint: Constraint
-    centre: Value = entries(harmless=0.0, grows=True)
+    centre: float | Tensor = field(metadata=entries(harmless=0.0, grows=True))
 
     def __post_init__(self) -> None:
         if not isinstance(self.constraint, Constraint):
@@ -39,31 +38,6 @@ class Shifted(Constraint):
                 f"constraint: expected a set such as LpBall, got {type(self.constraint).__name__}"
             )
         super().__post_init__()
-
-    @property
-    def preferred_method(self) -> str:
-        """That of S."""
-        return self.constraint.preferred_method
-
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
-        """Of the set and of the centre (B, *shape)."""
-        return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)
-
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
-        """See `Constraint`."""
-        inner = self.changed(constraint=self.constraint.bind(shape, dtype, device))
-        return super(Shifted, inner).bind(shape, dtype, device)
-
-    def verified(self) -> tuple[Self, Tensor | None]:
-        """A finite centre, and what the set asks for."""
-        constraint, bad = self.constraint.verified()
-        return self.changed(constraint=constraint), merged(bad, super().verified()[1])
-
-    def _within(
-        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
-    ) -> Self | None:
-        inner = ask(self.constraint)
-        return None if inner is None else self.changed(constraint=inner, **values)
 
     def centred(self) -> tuple[Constraint, Tensor]:
         """S and c, of a set that is bound."""

@@ -17,6 +17,7 @@ from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     laplacian_solve,
     project_birkhoff,
 )
+from dfwlayer.constraints.region import Region
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.scale import ROUNDING, Scale
 
@@ -106,6 +107,12 @@ class Birkhoff(Constraint):
     def diameter(self, n: int) -> Tensor:
         """√(2n) of the matrix's n, unless it has one entry only."""
         return torch.tensor(math.sqrt(2 * self.n) if self.n > 1 else 0.0)
+
+    def region(self, like: Tensor) -> Region:
+        """X ≥ 0 with the sums of rows and columns 1."""
+        eye, one = torch.eye(self.n).to(like), torch.ones(1, self.n).to(like)
+        sums = torch.cat((torch.kron(eye, one), torch.kron(one, eye)))
+        return Region.of(like, 0.0, math.inf, equations=[(a, one[0, :1]) for a in sums])
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> BirkhoffFace:
         """Entries that are zero stay; with a scale also those about to be.

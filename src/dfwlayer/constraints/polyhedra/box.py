@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ class Box(PolyhedralSet):
 
     """
 
-    lower: Value = entries(0.0, infinite=True, grows=True)
-    upper: Value = entries(1.0, infinite=True, grows=True)
+    lower: Value = field(default=0.0, metadata=entries(infinite=True, grows=True))
+    upper: Value = field(default=1.0, metadata=entries(infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ class KSparse(L1BoxSet):
 
     """
 
-    k: Value = number(least=1, hint="below 1 it is LpBall(1, k * radius)")
-    radius: Value = number(1.0, least=0, grows=True)
+    k: Value = field(metadata=number(least=1, hint="below 1 it is LpBall(1, k * radius)"))
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

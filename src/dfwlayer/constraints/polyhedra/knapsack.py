@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import any_row, recording
+from dfwlayer.linalg.rows import any_row, interval, recording
 
 Doubles = npt.NDArray[np.float64]
 _Numbers = TypeVar("_Numbers", Tensor, Doubles)
@@ -318,7 +318,7 @@ def falling_root(
     theta = guess
     value, width = evaluate(theta)
     rounding = 4 * eps * (value.abs() + size)
-    every = 1 if theta.device.type == "cpu" else 4
+    every = interval(theta, 4)
     going = torch.ones_like(value, dtype=torch.bool)
     for step in range(MOST):
         newton = theta + value / width  # nowhere if flat here

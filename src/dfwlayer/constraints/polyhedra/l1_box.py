@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to, scaled_into
-from dfwlayer.linalg.rows import common_shape, where_rows
+from dfwlayer.linalg.rows import common_shape, settled, where_rows
 from dfwlayer.objectives.base import check_tensors, flag_nonfinite
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
@@ -86,7 +86,7 @@ def _project(facets: Facets, z: Tensor) -> Tensor:
     x = clipped(z, lower, upper)
     weighted = (weight * x.abs()).sum(-1, keepdim=True)
     outside = weighted > radius
-    if z.device.type == "cpu" and not bool(outside.any()):
+    if settled(~outside):
         return x
     bound = torch.where(z < 0, -lower, upper)
     # no coordinate can use more than the whole budget
@@ -168,10 +168,16 @@ class L1Box(L1BoxSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
-    weight: Value | None = entries(None)
-    lower: Value = entries(-1.0, most=0, hint="the set has to contain 0", infinite=True, grows=True)
-    upper: Value = entries(1.0, least=0, hint="the set has to contain 0", infinite=True, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
+    weight: Value | None = field(default=None, metadata=entries())
+    lower: Value = field(
+        default=-1.0,
+        metadata=entries(most=0, hint="the set has to contain 0", infinite=True, grows=True),
+    )
+    upper: Value = field(
+        default=1.0,
+        metadata=entries(least=0, hint="the set has to contain 0", infinite=True, grows=True),
+    )
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.linalg.rows import dot
+from dfwlayer.linalg.rows import dot, settled
 from dfwlayer.linalg.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
@@ -114,31 +114,31 @@ def polyhedral_face(
     """
     constant = facets(x).detach()
     near = _Nearest.of(constant, x)
-    rows = [a.expand_as(x) for a, _ in constant.equations]
+    slopes = [a.expand_as(x) for a, _ in constant.equations]
     side: Tensor | None = None
     if constant.weight is None:
-        multiplier = _multipliers(rows, g, near, near.slack)
-        at_bound = near.holds(_reduced(g, rows, multiplier), _noisier(scale, rows, multiplier))
+        multiplier = _multipliers(slopes, g, near, near.slack)
+        at_bound = near.holds(_reduced(g, slopes, multiplier), _noisier(scale, slopes, multiplier))
         free = ~at_bound
     else:
-        norm = _weighted_norm(constant, x, g, near, rows, scale)
+        norm = _weighted_norm(constant, x, g, near, slopes, scale)
         multiplier, at_bound = norm.multiplier, norm.at_bound
         free = ~(at_bound | norm.at_zero)
         side = torch.where(norm.active & ~norm.at_zero, near.side(x), 0)
-        rows.insert(0, constant.weight * side)
+        slopes.insert(0, constant.weight * side)
     bound = torch.where(at_bound, near.outward, 0)
-    normals = tuple(a * free for a in rows)
+    normals = tuple(a * free for a in slopes)
     return PolyhedralFace(facets, x, free, multiplier, normals, side, bound)
 
 
 _MaybeScale = TypeVar("_MaybeScale", Scale, Scale | None)
 
 
-def _noisier(scale: _MaybeScale, rows: list[Tensor], multiplier: Tensor) -> _MaybeScale:
+def _noisier(scale: _MaybeScale, slopes: list[Tensor], multiplier: Tensor) -> _MaybeScale:
     """The scale of g + Σ λ_j a_j, where what is added has rounding of its own."""
-    if scale is None or not rows:
+    if scale is None or not slopes:
         return scale
-    terms = [(multiplier[..., j : j + 1] * a).abs() for j, a in enumerate(rows)]
+    terms = [(multiplier[..., j : j + 1] * a).abs() for j, a in enumerate(slopes)]
     rounding = ROUNDING * torch.finfo(multiplier.dtype).eps
     return scale.noisier(rounding * torch.stack(terms).sum(0))
 
@@ -207,10 +207,10 @@ def _weighted_norm(
     size = (weight * x.abs()).sum(-1, keepdim=True)
     at_kink = x.abs() <= 4 * finfo.eps * near.largest
     slope = weight * torch.where(at_kink & (near.slack > 0), 0, near.side(x))
-    rows = [slope, *equations]
+    slopes = [slope, *equations]
     room = torch.where(weight > 0, torch.minimum(near.slack, x.abs()), near.slack)
     kink = torch.where(at_kink, weight, 0)
-    multiplier = _multipliers(rows, g, near, room, kink)
+    multiplier = _multipliers(slopes, g, near, room, kink)
     first = multiplier[..., :1]
     missing = radius - size
     others = _multipliers(equations, g, near, near.slack)
@@ -231,7 +231,7 @@ def _weighted_norm(
     first = multiplier[..., :1].clamp_min(0)
     # where zero is nearer than the bound, it is zero that may hold
     kinked = active & (weight > 0)
-    at_bound = near.holds(_reduced(g, rows, multiplier), _noisier(scale, rows[:1], first))
+    at_bound = near.holds(_reduced(g, slopes, multiplier), _noisier(scale, slopes[:1], first))
     at_bound = at_bound & ~(kinked & (x.abs() < near.slack))
     at_zero = x == 0
     if scale is not None:
@@ -268,15 +268,15 @@ def _gauge(slope: Tensor, room: Tensor) -> Tensor:
     return share * along / (torch.where(width > 0, width, 1) * unit)
 
 
-def _reduced(g: Tensor, rows: list[Tensor], multiplier: Tensor) -> Tensor:
+def _reduced(g: Tensor, slopes: list[Tensor], multiplier: Tensor) -> Tensor:
     """g + Σ λ_j a_j."""
-    for j, a in enumerate(rows):
+    for j, a in enumerate(slopes):
         g = g + multiplier[..., j : j + 1] * a
     return g
 
 
 def _multipliers(
-    rows: list[Tensor],
+    slopes: list[Tensor],
     g: Tensor,
     near: _Nearest,
     room: Tensor,  # (..., n), how far coordinates are from where they would be held
@@ -289,22 +289,22 @@ def _multipliers(
     the other multipliers allow, or the least of that, or, where they contradict each other,
     between those.
     """
-    if not rows:
+    if not slopes:
         return g[..., :0]
     # a coordinate that is about to be held says little of λ, and nothing if all but rounding is
     room = torch.where(room > 64 * torch.finfo(g.dtype).eps * near.largest, room, 0)
     share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
-    if len(rows) > 1:
-        a = torch.stack(rows, -2)
+    if len(slopes) > 1:
+        a = torch.stack(slopes, -2)
         spread = a * share.unsqueeze(-2)
         inverse = torch.linalg.pinv(spread @ a.mT, hermitian=True)
         found: Tensor = -(inverse @ (spread @ g.unsqueeze(-1))).squeeze(-1)
         return found
-    (a,) = rows
+    (a,) = slopes
     width = (share * a * a).sum(-1, keepdim=True)
     inside = width > 0
     least_squares = -(share * a * g).sum(-1, keepdim=True) / torch.where(inside, width, 1)
-    if a.device.type == "cpu" and bool(inside.all()):
+    if settled(inside):
         return least_squares
     return torch.where(inside, least_squares, _between(a, g, near, kink, least))
 

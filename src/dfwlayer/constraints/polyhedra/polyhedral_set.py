@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
+from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.scale import Scale
 
 __all__ = ["PolyhedralSet", "soften"]
@@ -36,6 +37,12 @@ class PolyhedralSet(Constraint):
         for a, b in equations:
             most = torch.maximum(most, ((a * y).sum(-1) - b.squeeze(-1)).abs())
         return most.clamp_min(0).to(x.dtype)
+
+    def region(self, like: Tensor) -> Region:
+        """The facets."""
+        lower, upper, weight, radius, equations = self.facets(like)
+        budgets = [] if weight is None or radius is None else [(weight, radius)]
+        return Region.of(like, lower, upper, budgets, equations)
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """See `dfwlayer.constraints.polyhedra.polyhedral_face.polyhedral_face`."""

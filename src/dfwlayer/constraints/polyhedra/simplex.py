@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, 
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.rows import any_row
+from dfwlayer.linalg.rows import any_row, interval, settled
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class CappedSimplex(PolyhedralSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
-    cap: Value = entries(1.0, least=0, infinite=True, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
+    cap: Value = field(default=1.0, metadata=entries(least=0, infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
@@ -107,7 +107,7 @@ class Simplex(PolyhedralSet):
 
     """
 
-    radius: Value = number(1.0, least=0, grows=True)
+    radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
         """See `PolyhedralSet`."""
@@ -203,7 +203,7 @@ def _shares(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     finfo = torch.finfo(z.dtype)
     y = torch.sub(z, z.amax(-1, keepdim=True)).div_(radius.clamp_min(finfo.tiny)).clamp_min_(-1)
     eta = ((y.sum(-1, keepdim=True) - 1) / z.shape[-1]).clamp_min_(-1)
-    every = 1 if z.device.type == "cpu" else 4
+    every = interval(z, 4)
     rest = torch.empty_like(z)  # one for all steps: new memory would take longer than the sums
     for step in range(MOST):
         torch.sub(y, eta, out=rest).clamp_min_(0)
@@ -236,7 +236,7 @@ def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
     inner = clipped(at.double(), lower, cap)
     missing = rest_of(radius, inner)
     exact = (missing.abs() <= eps * radius) & (inner == at).all(-1, keepdim=True)
-    if x.device.type == "cpu" and bool(exact.all()):
+    if settled(exact):
         return x
     far = missing.abs() > eps**0.5 * radius
     if any_row(far):

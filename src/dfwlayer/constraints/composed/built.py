@@ -1,0 +1,52 @@
+"""What sets that are built on another one have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import merged
+
+__all__ = ["Built"]
+
+
+class Built(Constraint):
+    """A set with a field ``constraint``, the set S it is built on, which has the same variable."""
+
+    constraint: Constraint
+
+    @property
+    def preferred_method(self) -> str:
+        """That of S."""
+        return self.constraint.preferred_method
+
+    @property
+    def variable_dims(self) -> int:
+        """Those of S."""
+        return self.constraint.variable_dims
+
+    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Of S and of the set's own parameters."""
+        return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """Both."""
+        inner = self.changed(constraint=self.constraint.bind(shape, dtype, device))
+        return super(Built, inner).bind(shape, dtype, device)
+
+    def verified(self) -> tuple[Self, Tensor | None]:
+        """What S asks for, then, where S is sound, the rest."""
+        constraint, bad = self.constraint.verified()
+        known = self.changed(constraint=constraint)
+        sound = known if bad is None else known.replace_rows(bad != 0)
+        return known, merged(bad, super(Built, sound).verified()[1])
+
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        inner = ask(self.constraint)
+        return None if inner is None else self.changed(constraint=inner, **values)
