@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.krylov import conjugate_gradient
-from dfwlayer.linalg.rows import as_rows, dot
 from dfwlayer.methods.base import Outcome, Problem, gap_of
+from dfwlayer.ops.rows import as_rows, dot
 from dfwlayer.solution import Status
 
 __all__ = ["certified", "certify"]

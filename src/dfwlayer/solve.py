@@ -11,11 +11,11 @@ from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, sho
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.implicit import attach
-from dfwlayer.differentiate.mapped import through_transforms
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines import ENGINES
 from dfwlayer.engines.base import Arguments, Located, Task, bind
 from dfwlayer.engines.careful import with_care
+from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
-from dfwlayer.linalg.rows import dot
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import dot
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
 

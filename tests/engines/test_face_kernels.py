@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dfwlayer.constraints.balls.lp_face import lp_face
-from dfwlayer.linalg.scale import Scale
 from dfwlayer.ops.kernels import faces as face_kernels
+from dfwlayer.ops.scale import Scale
 from helpers import F64
 from kernel_cases import devices, dtypes
 

@@ -14,11 +14,11 @@ import torch
 from dfwlayer.constraints.balls.lp_projection import AxisBounds
 from dfwlayer.constraints.balls.lp_projection import project_l1 as project_l1_eagerly
 from dfwlayer.linalg.krylov import conjugate_gradient
-from dfwlayer.linalg.rows import inner, maximum, ratio, root, select
 from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate
 from dfwlayer.ops.kernels import common
 from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import inner, maximum, ratio, root, select
 from helpers import F64
 from kernel_cases import (
     CG_KINDS,

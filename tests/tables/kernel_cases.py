@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dfwlayer.linalg.rows import inner, maximum, ratio
 from dfwlayer.ops.kernels import common
 from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import inner, maximum, ratio
 from helpers import DTYPES
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.hull import Descent
-from dfwlayer.linalg.rows import dot, norm
-from dfwlayer.linalg.scale import Scale
-from dfwlayer.objectives.base import check_tensors
+from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["Atoms", "Constraint", "Face", "measured"]
 
@@ -119,7 +119,7 @@ class Constraint(ABC):
         """The local face at x, given ∇f(x) = g.
 
         Without ``scale`` it is the face x lies on to rounding. With the scale of f at x it is the
-        face on which the solution next to x is expected, as `dfwlayer.linalg.scale` tells it.
+        face on which the solution next to x is expected, as `dfwlayer.ops.scale` tells it.
         """
 
     def check_values(self) -> Tensor | None:
@@ -329,7 +329,7 @@ class Constraint(ABC):
     def recordable(self) -> bool:
         """Whether its operations may be recorded in a CUDA graph.
 
-        None of them may then make the host wait, or only through `dfwlayer.linalg.rows.any_row`.
+        None of them may then make the host wait, or only through `dfwlayer.ops.rows.any_row`.
         """
         return False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import Scalar
+from dfwlayer.ops.rows import Scalar
 
 __all__ = ["Face"]
 

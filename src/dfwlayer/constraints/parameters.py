@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import as_number, check_tensor
-from dfwlayer.objectives.base import flag_nonfinite
+from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import dot
+from dfwlayer.ops.rows import dot
 
 __all__ = ["mean_vertex"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import settled
+from dfwlayer.ops.rows import settled
 
 __all__ = ["moved_to", "scaled_into"]
 

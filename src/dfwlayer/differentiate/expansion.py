@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Problem
+from dfwlayer.ops.rows import where_rows
 
 __all__ = ["expand"]
 

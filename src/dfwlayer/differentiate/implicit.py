@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.differentiate.batches import check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.expansion import expand
-from dfwlayer.differentiate.mapped import check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.transforms import Pullback, derived, in_transform
 from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import where_rows
 from dfwlayer.ops.tensors import filled, tensors_in
 
 __all__ = ["attach", "gradients_nearby"]

@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dfwlayer.arguments import common_batch
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.parameters import merged
-from dfwlayer.linalg.rows import where_rows
 from dfwlayer.methods.base import Outcome, Problem, Settings
-from dfwlayer.objectives.base import Objective, common_batch
+from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.translated import Translated
+from dfwlayer.ops.rows import where_rows
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 

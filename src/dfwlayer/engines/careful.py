@@ -19,9 +19,9 @@ from torch import Tensor
 from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.engines.base import Located, Task, centred
-from dfwlayer.linalg.scale import ROUNDING
 from dfwlayer.methods.base import Outcome, is_invariant
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.scale import ROUNDING
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Status
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
-from dfwlayer.linalg.rows import (
+from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
+from dfwlayer.ops.graphs import may_record, replay
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     any_row,
@@ -23,10 +25,11 @@ from dfwlayer.linalg.rows import (
     root,
     where_rows,
 )
-from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
-from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.graphs import may_record, replay
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.base import Face
+    from dfwlayer.objectives.base import Objective
 
 __all__ = ["FaceSystem"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import dot, norm, where_rows
-from dfwlayer.linalg.scale import ROUNDING, Scale, scale_of_terms
-from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import dot, norm, where_rows
+from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.solution import Status
+
+if TYPE_CHECKING:
+    from dfwlayer.objectives.base import Objective
 
 __all__ = ["Descent", "Hull", "descend_over_hull", "span"]
 

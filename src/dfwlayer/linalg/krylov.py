@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import (
+from dfwlayer.linalg.subspaces import Orthogonal, Tangent
+from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
@@ -23,8 +25,6 @@ from dfwlayer.linalg.rows import (
     select,
     select_mask,
 )
-from dfwlayer.linalg.subspaces import Orthogonal, Tangent
-from dfwlayer.ops.kernels import steps as kernels
 
 __all__ = ["Krylov", "conjugate_gradient"]
 

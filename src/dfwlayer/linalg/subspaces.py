@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import axpy, inner
+from dfwlayer.ops.rows import axpy, inner
 
 __all__ = ["Normals", "Orthogonal", "Tangent"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.linalg.rows import dot, interval, norm, where_rows
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import dot, interval, norm, where_rows
 from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature

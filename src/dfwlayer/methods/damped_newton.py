@@ -9,7 +9,10 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.rows import (
+from dfwlayer.linalg.subspaces import Tangent
+from dfwlayer.methods.phases import Iterate, keep
+from dfwlayer.objectives.model import LARGEST, Model
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
@@ -24,9 +27,6 @@ from dfwlayer.linalg.rows import (
     select,
     select_mask,
 )
-from dfwlayer.linalg.subspaces import Tangent
-from dfwlayer.methods.phases import Iterate, keep
-from dfwlayer.objectives.model import LARGEST, Model
 
 __all__ = ["damped_newton", "newton_step"]
 

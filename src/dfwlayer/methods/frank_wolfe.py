@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_flag
 from dfwlayer.constraints.base import Atoms
-from dfwlayer.linalg.rows import dot, norm
 from dfwlayer.methods.base import (
     Outcome,
     Problem,
@@ -19,6 +18,7 @@ from dfwlayer.methods.base import (
     move,
     start_rule,
 )
+from dfwlayer.ops.rows import dot, norm
 from dfwlayer.solution import Status
 from dfwlayer.step_size import Query, Rule
 

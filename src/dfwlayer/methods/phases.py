@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.linalg.rows import (
+from dfwlayer.methods.base import Problem
+from dfwlayer.objectives.model import LARGEST
+from dfwlayer.objectives.quadratic import Factor
+from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
@@ -28,11 +32,7 @@ from dfwlayer.linalg.rows import (
     seen,
     select,
 )
-from dfwlayer.linalg.scale import ROUNDING
-from dfwlayer.methods.base import Problem
-from dfwlayer.objectives.model import LARGEST
-from dfwlayer.objectives.quadratic import Factor
-from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.scale import ROUNDING
 
 __all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "least_along", "rows_of"]
 

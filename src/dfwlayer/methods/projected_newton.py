@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.linalg.rows import (
-    recording,
-)
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.methods.rounds import RecordedRounds, Rounds
+from dfwlayer.ops.rows import (
+    recording,
+)
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]

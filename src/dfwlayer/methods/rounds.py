@@ -12,7 +12,11 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
-from dfwlayer.linalg.rows import (
+from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
+from dfwlayer.methods.damped_newton import damped_newton, newton_step
+from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
+from dfwlayer.methods.second_order import minimise_models
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
@@ -30,11 +34,7 @@ from dfwlayer.linalg.rows import (
     select,
     select_mask,
 )
-from dfwlayer.linalg.scale import ROUNDING
-from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton, newton_step
-from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
-from dfwlayer.methods.second_order import minimise_models
+from dfwlayer.ops.scale import ROUNDING
 from dfwlayer.solution import Status
 
 __all__ = ["RecordedRounds", "Rounds"]

@@ -7,7 +7,11 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region
-from dfwlayer.linalg.rows import (
+from dfwlayer.methods.base import gap_of
+from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.phases import Iterate, least_along
+from dfwlayer.objectives.model import Model
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
@@ -17,10 +21,6 @@ from dfwlayer.linalg.rows import (
     number,
     select,
 )
-from dfwlayer.methods.base import gap_of
-from dfwlayer.methods.interior_point import interior_point, on_face
-from dfwlayer.methods.phases import Iterate, least_along
-from dfwlayer.objectives.model import Model
 
 __all__ = ["minimise_models"]
 

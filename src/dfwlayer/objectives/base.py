@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg.rows import Scalar
-from dfwlayer.linalg.scale import Scale, scale_of_terms
+from dfwlayer.arguments import check_tensors, flag_nonfinite
 from dfwlayer.objectives.model import Model, model_by_columns
+from dfwlayer.ops.rows import Scalar
+from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = [
     "Curvature",
     "Objective",
-    "check_tensors",
-    "common_batch",
-    "flag_nonfinite",
 ]
 
 
@@ -214,70 +211,3 @@ class Objective(ABC):
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         """A copy with these tensors; they have passed the constructor's checks before."""
         return replace(self, **tensors) if tensors else self  # type: ignore[type-var]
-
-
-def check_tensors(
-    tensors: dict[str, Tensor], half_allowed: bool = False, sparse: Collection[str] = ()
-) -> None:
-    """Raise unless all tensors are floating, of one dtype and on one device.
-
-    They have to be dense, but for those named in ``sparse``.
-    """
-    wide = (torch.float32, torch.float64)
-    half = (torch.float16, torch.bfloat16)
-    (first_name, first), *rest = tensors.items()
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor, sparse=name in sparse)
-        if tensor.dtype not in wide and not (half_allowed and tensor.dtype in half):
-            hint = (
-                "run the layer under torch.autocast or call .float() first"
-                if tensor.dtype in half
-                else "call .float() or .double() first"
-            )
-            raise ValueError(f"{name}: expected float32 or float64, got {tensor.dtype}; {hint}")
-    for name, tensor in rest:
-        if tensor.device != first.device:
-            raise ValueError(
-                f"{name}: on {tensor.device} while {first_name} is on {first.device}; move them "
-                "to one device with .to()"
-            )
-        mixed_half = half_allowed and (tensor.dtype in half or first.dtype in half)
-        if tensor.dtype != first.dtype and not mixed_half:
-            raise ValueError(
-                f"{name}: is {tensor.dtype} while {first_name} is {first.dtype}; bring them to "
-                "one dtype with .to()"
-            )
-
-
-def common_batch(sizes: dict[str, int]) -> int | None:
-    """The one batch size of all arguments (1 goes with any), None if none has a batch."""
-    first: tuple[str, int] | None = None
-    for name, size in sizes.items():
-        if size == 1:
-            continue
-        if first is None:
-            first = name, size
-        elif size != first[1]:
-            raise ValueError(
-                f"{name}: batch of {size} problems does not go with the {first[1]} of {first[0]}; "
-                "expected the same number, 1, or no batch dimension"
-            )
-    return first[1] if first is not None else (1 if sizes else None)
-
-
-def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:
-    """Mask (B,) of the problems with NaN or infinity; raise if the tensor is not per problem.
-
-    A tensor is per problem if it has one dimension more than ``event_dims``.
-    """
-    if bool(torch.isfinite(tensor.detach().sum())):  # one pass, and enough in nearly every call
-        return None
-    finite = torch.isfinite(tensor.detach())
-    if bool(finite.all()):
-        return None
-    if tensor.dim() <= event_dims:
-        raise ValueError(
-            f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or infinite; "
-            "expected finite numbers (only a tensor with a batch dimension may hold bad problems)"
-        )
-    return ~finite.reshape(len(finite), -1).all(1)

@@ -10,19 +10,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg.rows import dot, norm
-from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import (
-    Curvature,
-    Objective,
-    check_tensors,
-    common_batch,
-    flag_nonfinite,
-)
+from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
+from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LeastSquares"]
 

@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer.arguments import check_tensor
-from dfwlayer.linalg.rows import Scalar, dot, where_rows
-from dfwlayer.linalg.scale import Scale, scale_of_terms
-from dfwlayer.objectives.base import (
-    Curvature,
-    Objective,
-    check_tensors,
-    common_batch,
-    flag_nonfinite,
-)
+from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
+from dfwlayer.ops.rows import Scalar, dot, where_rows
+from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
 

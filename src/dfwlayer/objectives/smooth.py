@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import as_lipschitz, as_sizes
-from dfwlayer.objectives.base import Curvature, Objective, check_tensors
+from dfwlayer.arguments import as_lipschitz, as_sizes, check_tensors
+from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.objectives.sparse import stored_entries
 from dfwlayer.ops.tracing import uncompiled

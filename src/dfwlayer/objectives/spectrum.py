@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer.linalg.rows import dot, norm, where_rows
 from dfwlayer.objectives.base import Curvature
+from dfwlayer.ops.rows import dot, norm, where_rows
 
 __all__ = ["dense_spectrum", "lanczos_spectrum", "with_gradient"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import Scalar, where_rows
-from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import Model
+from dfwlayer.ops.rows import Scalar, where_rows
+from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["Translated"]
 

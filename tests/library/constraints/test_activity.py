@@ -1,4 +1,4 @@
-"""Which constraints hold a solution back: the rule of `dfwlayer.linalg.scale`, on every set.
+"""Which constraints hold a solution back: the rule of `dfwlayer.ops.scale`, on every set.
 
 The problems have solutions inside of the set where f* is zero or ∇f is rounding, so that every
 quantity that vanishes there misleads. The exact derivative is that of the problem without a set.

@@ -120,7 +120,7 @@ def test_an_ellipsoid_at_its_centre():
 
 @pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
 def test_the_norm_at_zero(p):
-    from dfwlayer.linalg.rows import scaled_norm
+    from dfwlayer.ops.rows import scaled_norm
 
     a = torch.tensor([[0.0, 0.0], [3.0, -4.0], [0.0, 2.0]], dtype=F64, requires_grad=True)
     scaled_norm(a, p).sum().backward()

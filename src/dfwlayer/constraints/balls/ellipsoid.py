@@ -16,8 +16,8 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.linalg.rows import dot, norm
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.scale import Scale
 from dfwlayer.solution import Status
 
 __all__ = ["Ellipsoid"]
@@ -129,7 +129,7 @@ class Ellipsoid(Ball):
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> EllipsoidFace:
         """All directions but the normal, where ‖Ax‖ = t and x is pushed outwards.
 
-        See `dfwlayer.linalg.scale`.
+        See `dfwlayer.ops.scale`.
         """
         finfo = torch.finfo(x.dtype)
         A, radius = self.A.detach(), tensor_of(self.radius).detach()

@@ -14,8 +14,8 @@ from dfwlayer.constraints.balls.groups import Groups
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
-from dfwlayer.linalg.rows import Scalar
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.rows import Scalar
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["GroupBall"]
 

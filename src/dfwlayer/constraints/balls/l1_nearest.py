@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dfwlayer.ops.kernels.common import LARGEST, SMALLEST
+
 __all__ = ["Nearest", "nearest_l1"]
 
 Reals = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
-LARGEST, SMALLEST = 1e60, 1e-60  # squares and their sums stay within the range of a double
 
 
 class Nearest(NamedTuple):

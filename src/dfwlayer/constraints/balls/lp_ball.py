@@ -19,9 +19,9 @@ from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.region import Region
-from dfwlayer.linalg.rows import dot, scaled_norm
-from dfwlayer.linalg.scale import Scale, scale_of_terms
 from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import dot, scaled_norm
+from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
 

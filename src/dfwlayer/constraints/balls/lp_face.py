@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.linalg.rows import (
+from dfwlayer.ops.kernels import faces as face_kernels
+from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     column,
@@ -20,8 +21,7 @@ from dfwlayer.linalg.rows import (
     scaled_norm,
     select,
 )
-from dfwlayer.linalg.scale import Scale
-from dfwlayer.ops.kernels import faces as face_kernels
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["LpFace", "lp_face"]
 
@@ -39,7 +39,7 @@ def lp_face(
 
     Without a scale it is the face x lies on, to rounding, unless the multiplier says that x
     wants to leave it for the inside. With one it is the face of the solution next to x, as
-    `dfwlayer.linalg.scale` tells it. Where slack and force are both zero the solution is not
+    `dfwlayer.ops.scale` tells it. Where slack and force are both zero the solution is not
     differentiable, and the face without the coordinate or constraint in question is taken,
     which gives one of the one-sided derivatives.
     """

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import dot
 from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops.rows import dot
 
 __all__ = ["AxisBounds", "project_l1", "project_lp"]
 

@@ -16,8 +16,8 @@ from dfwlayer.constraints.balls.singular import Factors, factors, spectral_funct
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.linalg.rows import scaled_norm
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.rows import scaled_norm
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["NuclearBall", "SchattenBall", "SpectralBall"]
 

@@ -15,9 +15,9 @@ from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.hull import Descent, descend_over_hull, span
-from dfwlayer.linalg.rows import dot, norm
-from dfwlayer.linalg.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 
 __all__ = ["CustomSet"]
 

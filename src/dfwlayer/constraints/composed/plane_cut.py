@@ -35,8 +35,8 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.rows import any_row, common_shape, settled
-from dfwlayer.linalg.scale import ROUNDING, Scale
+from dfwlayer.ops.rows import any_row, common_shape, settled
+from dfwlayer.ops.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
 
 __all__ = ["PlaneCut"]

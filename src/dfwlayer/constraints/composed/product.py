@@ -18,8 +18,8 @@ from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.region import Region
-from dfwlayer.linalg.rows import common_shape
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.rows import common_shape
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["Product"]
 

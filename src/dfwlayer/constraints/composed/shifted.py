@@ -10,8 +10,8 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
-from dfwlayer.linalg.rows import dot
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.rows import dot
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["Shifted", "round_towards"]
 

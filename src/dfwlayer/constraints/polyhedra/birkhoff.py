@@ -19,7 +19,7 @@ from dfwlayer.constraints.polyhedra.birkhoff_projection import (
 )
 from dfwlayer.constraints.region import Region
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.scale import ROUNDING, Scale
+from dfwlayer.ops.scale import ROUNDING, Scale
 
 __all__ = ["Birkhoff"]
 

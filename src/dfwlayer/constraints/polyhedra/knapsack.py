@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.rows import any_row, interval, recording
+from dfwlayer.ops.rows import any_row, interval, recording
 
 Doubles = npt.NDArray[np.float64]
 _Numbers = TypeVar("_Numbers", Tensor, Doubles)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import check_tensor
+from dfwlayer.arguments import check_tensor, check_tensors, flag_nonfinite
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
@@ -21,8 +21,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to, scaled_into
-from dfwlayer.linalg.rows import common_shape, settled, where_rows
-from dfwlayer.objectives.base import check_tensors, flag_nonfinite
+from dfwlayer.ops.rows import common_shape, settled, where_rows
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.linalg.rows import dot, settled
-from dfwlayer.linalg.scale import ROUNDING, Scale
+from dfwlayer.ops.rows import dot, settled
+from dfwlayer.ops.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
 
@@ -110,7 +110,7 @@ def polyhedral_face(
 
     Without a scale it is the face x lies on, to rounding, but for bounds, and the constraint
     Σ w|x| ≤ t, whose multiplier says that x wants to leave. With one it is the face of the
-    solution next to x, as `dfwlayer.linalg.scale` tells it.
+    solution next to x, as `dfwlayer.ops.scale` tells it.
     """
     constant = facets(x).detach()
     near = _Nearest.of(constant, x)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
 from dfwlayer.constraints.region import Region
-from dfwlayer.linalg.scale import Scale
+from dfwlayer.ops.scale import Scale
 
 __all__ = ["PolyhedralSet", "soften"]
 

@@ -23,7 +23,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, 
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.rows import any_row, interval, settled
+from dfwlayer.ops.rows import any_row, interval, settled
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:

@@ -22,6 +22,8 @@ except ImportError:
 
 __all__ = [
     "EPS",
+    "LARGEST",
+    "SMALLEST",
     "available",
     "cells",
     "entries",
@@ -41,6 +43,7 @@ __all__ = [
     "take",
 ]
 
+LARGEST, SMALLEST = 1e60, 1e-60  # squares and their sums stay within the range of a double
 WIDEST = 16384  # entries of a problem that one program holds in registers
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.scale import Scale
 from dfwlayer.ops.kernels.common import (
     cells,
     entries,
@@ -23,6 +22,7 @@ from dfwlayer.ops.kernels.common import (
     row_sums,
     take,
 )
+from dfwlayer.ops.scale import Scale
 
 with suppress(ImportError):
     import triton.language as tl
@@ -114,7 +114,7 @@ def _face_l1(
     blur = 0.0
     if noise is None:
         tight = 1 - length / tl.maximum(t, TINY) <= ROOM
-    else:  # see `dfwlayer.linalg.scale.Scale.felt`
+    else:  # see `dfwlayer.ops.scale.Scale.felt`
         bend = entries(curvature, at, cell)
         error = entries(noise, at, cell)
         some = cell & (point != 0)

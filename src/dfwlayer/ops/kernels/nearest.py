@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.balls.l1_nearest import LARGEST, SMALLEST
 from dfwlayer.ops.kernels.common import (
+    LARGEST,
+    SMALLEST,
     cells,
     entries,
     is_wide,

@@ -1,34 +1,26 @@
-"""What solve() does inside of torch.func transforms and forward-mode automatic differentiation."""
+"""Tasks inside of torch.func transforms and forward-mode automatic differentiation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dfwlayer.constraints import LpBall
-from dfwlayer.constraints.base import Constraint
+from dfwlayer.arguments import common_batch
+from dfwlayer.differentiate.batches import check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.expansion import expand
-from dfwlayer.differentiate.transforms import derived, has_derivatives
+from dfwlayer.differentiate.transforms import derived
 from dfwlayer.engines.base import Arguments, bind, centred
-from dfwlayer.linalg.rows import common_shape
 from dfwlayer.methods.base import Settings
-from dfwlayer.objectives import LeastSquares, Quadratic
-from dfwlayer.objectives.base import Objective, common_batch
-from dfwlayer.ops.tensors import fields_of, filled, tensors_in
+from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Solution
 
-__all__ = [
-    "check_no_others",
-    "level",
-    "one_batch",
-    "ranks_of",
-    "through_transforms",
-]
+__all__ = ["through_transforms"]
 
 Run = Callable[[Arguments, Settings], Solution]
 
@@ -129,82 +121,3 @@ def _value_at_zero(objective: Objective) -> Tensor:
     size = (n,) if batch is None else (batch, n)
     with torch.enable_grad():
         return objective.value(torch.zeros(size, dtype=objective.dtype, device=objective.device))
-
-
-def check_no_others(
-    objective: Objective, constraint: Constraint, value: Callable[[], Tensor]
-) -> None:
-    """Raise if f has derivatives in something although the dense tensors are constants."""
-    for name, part in (("objective", objective), ("constraint", constraint)):
-        if not is_dataclass(part):
-            raise ValueError(
-                f"{name}: expected a dataclass, in whose fields tensors can be found and replaced, "
-                f"got {type(part).__name__}; other objects have first derivatives only, and those "
-                "outside of torch.func"
-            )
-    if any(t.requires_grad for t in tensors_in((objective, constraint))):
-        raise RuntimeError(
-            "a sparse tensor gets first derivatives only, and those outside of torch.func: "
-            "detach it, or pass a dense one"
-        )
-    own = isinstance(objective, Quadratic | LeastSquares)
-    if not own and has_derivatives(value()):
-        raise RuntimeError(
-            "the objective uses a tensor that is not one of its arguments, such as a module's "
-            "parameter inside of fn, and the derivatives in it would be lost here: pass it as one "
-            "of the params of Smooth, or detach it"
-        )
-
-
-def ranks_of(
-    objective: Objective, constraint: Constraint, *others: object
-) -> tuple[int, ...] | None:
-    """The dimensions of one problem's tensors, for each of `tensors_in` all the arguments.
-
-    None where it is not known that a batch may be put in front of each of them.
-    """
-    ranks: list[int] = []
-    for part, known in (
-        (objective, objective.ranks),
-        (constraint, {"radius": 0, "weight": 1} if isinstance(constraint, LpBall) else None),
-    ):
-        if not known:
-            return None
-        for name in fields_of(part):
-            tensor = getattr(part, name)
-            if isinstance(tensor, Tensor):
-                if tensor.layout != torch.strided:
-                    return None
-                ranks.append(known[name])
-    for other in others:  # a start, and parts that should have no tensors
-        if isinstance(other, Tensor):
-            ranks.append(1)
-        elif tensors_in(other):
-            return None
-    return tuple(ranks)
-
-
-def level(tensors: Sequence[Tensor], ranks: Sequence[int] | None) -> list[Tensor]:
-    """The tensors, all with the same number of batch dimensions."""
-    if ranks is None:
-        return list(tensors)
-    depths = [t.dim() - rank for t, rank in zip(tensors, ranks, strict=True)]
-    return [t[(None,) * (max(depths) - depth)] for t, depth in zip(tensors, depths, strict=True)]
-
-
-def one_batch(
-    tensors: Sequence[Tensor], ranks: Sequence[int]
-) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Several batch dimensions as one, and their sizes; what is shared by all stays shared."""
-    leads = [t.shape[: t.dim() - rank] for t, rank in zip(tensors, ranks, strict=True)]
-    lead = common_shape(*leads)
-    if len(lead) < 2:
-        return list(tensors), lead
-    merged = []
-    for tensor, own in zip(tensors, leads, strict=True):
-        event = tensor.shape[len(own) :]
-        if all(size == 1 for size in own):
-            merged.append(tensor.reshape(event))
-        else:
-            merged.append(tensor.expand(*lead, *event).reshape(-1, *event))
-    return merged, lead
