@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import dot
+from dfwlayer.ops.rows import dot, settled
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
 
@@ -167,7 +167,7 @@ class _Backtrack:
             estimate = torch.where(known, lower, _going_all_the_way(query))
             accepted = self._accepts(query, estimate)
             for trial in range(1, self.rule.trials + 1):
-                if _none(~accepted):
+                if settled(accepted):
                     break
                 # raises grow, so a few trials reach any L
                 estimate = torch.where(accepted, estimate, estimate * 2**trial)
@@ -189,15 +189,10 @@ class _Backtrack:
         terms = query.value.abs() + dot(query.gradient.abs(), query.x.abs())
         close = (change - model).abs() <= 4 * torch.finfo(model.dtype).eps * terms
         accepted = (change <= model) & ~close
-        if _none(close):
+        if settled(~close):
             return accepted
         slope = dot(self.objective.gradient(query.x + d), d)
         return accepted | (close & (slope <= model))
-
-
-def _none(mask: Tensor) -> bool:
-    """Whether a mask is known to be empty; a GPU is not waited for."""
-    return mask.device.type == "cpu" and not bool(mask.any())
 
 
 class _Lazy:

@@ -17,7 +17,7 @@ from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, tabl
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Region
 from dfwlayer.linalg.hull import Descent
-from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["Atoms", "Constraint", "Face", "measured"]
@@ -305,7 +305,7 @@ class Constraint(ABC):
         """{factor ∘ x : x in the set} for a positive factor (n,) or (B, n)."""
         return None
 
-    def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
+    def step(self, x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor | None:
         """The projection of x − gradient/curvature by a kernel, None where there is none."""
         return None
 

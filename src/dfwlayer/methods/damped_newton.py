@@ -10,7 +10,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.subspaces import Tangent
-from dfwlayer.methods.phases import Iterate, keep
+from dfwlayer.methods.phases import Iterate
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.ops.rows import (
     Mask,
@@ -20,6 +20,7 @@ from dfwlayer.ops.rows import (
     axpy,
     fill,
     inner,
+    keep,
     maximum,
     number,
     ratio,

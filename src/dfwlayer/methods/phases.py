@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,11 @@ from dfwlayer.ops.rows import (
     absolute,
     any_row,
     axpy,
+    column,
     descend,
     fill,
     inner,
+    keep,
     maximum,
     minimum,
     number,
@@ -34,7 +36,7 @@ from dfwlayer.ops.rows import (
 )
 from dfwlayer.ops.scale import ROUNDING
 
-__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "keep", "least_along", "rows_of"]
+__all__ = ["Accelerated", "Iterate", "Spectral", "Splitting", "least_along", "rows_of"]
 
 BISECTIONS = 60  # of a step that does not lower f enough, or goes beyond where it is least
 ARMIJO = 1e-4  # of the decrease that the slope promises
@@ -94,11 +96,6 @@ class Iterate:
         return short if seen(short) else None
 
 
-def all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
-    """Whether per-problem numbers and masks are tensors, not plain numbers."""
-    return all(isinstance(value, Tensor) for value in values)
-
-
 def rows_of(state: Any, index: Tensor) -> Any:
     """Part of a state: the rows at these positions of all tensors in it."""
     if isinstance(state, Tensor):
@@ -110,13 +107,6 @@ def rows_of(state: Any, index: Tensor) -> Any:
     if type(state) is tuple:
         return tuple(rows_of(part, index) for part in state)
     return state
-
-
-def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
-    """Rows of new where the mask holds, of old elsewhere."""
-    if isinstance(rows, Tensor):
-        return torch.where(rows, new, old)
-    return new if rows else old
 
 
 def least_along(
@@ -169,7 +159,11 @@ class Spectral:
         x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
         short = at.spend(steps, rows)
         value: Scalar = at.value
-        self._own(at)
+        fused = kernels.take(x)
+        if fused:  # the kernel changes its numbers in place
+            own = (column(v, x).clone() for v in (self.alpha, at.steepest, at.flattest))
+            self.alpha, at.steepest, at.flattest = own
+            at.bent_down = torch.as_tensor(at.bent_down).clone()
         for step in range(steps):
             trial, inside = self._step(constraint, x, gradient)
             # inside the set there is no face to look for
@@ -181,7 +175,21 @@ class Spectral:
                 value = number(tensor)
             if short is not None:
                 trial, slope = keep(left > step, trial, x), keep(left > step, slope, gradient)
-            self._observe(at, x, gradient, trial, slope, rounding)
+            if fused:
+                kernels.observe(
+                    x,
+                    gradient,
+                    trial,
+                    slope,
+                    column(self.alpha, x),
+                    column(at.steepest, x),
+                    column(at.flattest, x),
+                    torch.as_tensor(at.bent_down),
+                    column(rounding, x),
+                    blur=at.blur,
+                )
+            else:
+                self._observe(at, x, gradient, trial, slope, rounding)
             x, gradient = trial, slope
             if last:
                 if step < steps - 1:
@@ -197,19 +205,12 @@ class Spectral:
 
     def _step(self, constraint: Constraint, x: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Where a step leads, and whether it is known to need no projection."""
-        if isinstance(self.alpha, Tensor):
-            trial = constraint.step(x, gradient, self.alpha)
-            if trial is not None:
-                return trial, False
+        by_kernel = constraint.step(x, gradient, self.alpha)
+        if by_kernel is not None:
+            return by_kernel, False
         free = descend(x, gradient, self.alpha)
         trial = constraint.project(free, near=x)
         return trial, trial is free
-
-    def _own(self, at: Iterate) -> None:
-        """Numbers that a kernel will change in place, in memory of their own."""
-        numbers = (self.alpha, at.steepest, at.flattest, at.bent_down)
-        if kernels.take(at.x) and all_tensors(numbers):
-            self.alpha, at.steepest, at.flattest, at.bent_down = (v.clone() for v in numbers)
 
     def _observe(
         self,
@@ -221,10 +222,6 @@ class Spectral:
         rounding: Scalar,
     ) -> None:
         """Take note of the curvature along a step and choose the next α."""
-        numbers = (self.alpha, at.steepest, at.flattest, at.bent_down, rounding)
-        if kernels.take(x) and all_tensors(numbers):
-            kernels.observe(x, gradient, trial, slope, *numbers, blur=at.blur)
-            return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
         # where the data are rounded more than the dtype, flat directions may seem to bend down

@@ -14,7 +14,7 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
 from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
 from dfwlayer.methods.damped_newton import damped_newton, newton_step
-from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, keep, rows_of
+from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.ops.rows import (
     Mask,
@@ -25,6 +25,7 @@ from dfwlayer.ops.rows import (
     axpy,
     fill,
     inner,
+    keep,
     maximum,
     minimum,
     number,

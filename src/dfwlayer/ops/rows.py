@@ -22,6 +22,7 @@ __all__ = [
     "fill",
     "inner",
     "interval",
+    "keep",
     "maximum",
     "minimum",
     "norm",
@@ -151,6 +152,13 @@ def select(mask: Mask, a: Scalar, b: Scalar) -> Scalar:
 def select_mask(mask: Mask, a: Mask, b: Mask) -> Mask:
     """The same of masks."""
     return select(mask, a, b)  # type: ignore[return-value]
+
+
+def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
+    """Rows of new where the mask holds, of old elsewhere."""
+    if isinstance(rows, Tensor):
+        return torch.where(rows, new, old)
+    return new if rows else old
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:

@@ -20,7 +20,7 @@ from dfwlayer.constraints.base import Atoms, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.region import Region
 from dfwlayer.ops.kernels import steps as kernels
-from dfwlayer.ops.rows import dot, scaled_norm
+from dfwlayer.ops.rows import Scalar, column, dot, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
@@ -172,12 +172,12 @@ class LpBall(Ball):
         radius = tensor_of(self.radius).detach().expand(z.shape[:-1])
         return project_lp(self.p, weight, radius, z, bounded)
 
-    def step(self, x: Tensor, gradient: Tensor, curvature: Tensor) -> Tensor | None:
+    def step(self, x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor | None:
         """For p = 1."""
         if self.p != 1 or not kernels.take(x) or self._unbounded is not None:
             return None
         omega, inverse, _, length, _ = self._axis_bounds
-        return kernels.step_l1(x, gradient, curvature, omega, inverse, length)
+        return kernels.step_l1(x, gradient, column(curvature, x), omega, inverse, length)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
