@@ -131,7 +131,7 @@ def _with_gradient(found: Located) -> Tensor:
 def _checked(arguments: Arguments) -> Arguments:
     """Raise unless the arguments are what they should be."""
     objective, constraint, x0, _ = arguments
-    if isinstance(objective, type) or not hasattr(objective, "value_and_gradient"):
+    if not isinstance(objective, Objective):
         raise ValueError(
             "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
             f"{type(objective).__name__}"

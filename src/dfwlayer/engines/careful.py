@@ -72,7 +72,7 @@ def takes_care(task: Task) -> bool:
     settings = task.settings
     exact = settings.mode == "implicit" and is_invariant(settings.method)
     plain = settings.step_size is None and not task.in_units
-    return exact and plain and settings.max_steps > 0 and task.point.numel() > 0
+    return exact and plain and task.point.numel() > 0
 
 
 def with_care(run: Run, found: Located, outcome: Outcome) -> Outcome:
