@@ -118,7 +118,7 @@ class Rounds:
         self.best_gap: Scalar = zero + torch.inf
         self.round_value = value
         self.stalled = zero  # rounds without progress
-        self.level = zero  # rounds in which the gap was not halved
+        self.unhalved = zero  # rounds in which the gap was not halved
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds
@@ -286,7 +286,7 @@ class Rounds:
         origin = at.x
         system = FaceSystem(objective, constraint.face(origin, at.gradient), origin)
 
-        def left(u: Tensor) -> Mask:
+        def off_face(u: Tensor) -> Mask:
             """Whether x + u is so far off the face that the model has lost its meaning."""
             moved = origin + u
             away = constraint.project(moved, near=origin) - moved
@@ -303,7 +303,7 @@ class Rounds:
                 tol=0.03 * eps**0.5 if model else 0.0,
                 max_steps=self._most(),
                 cap=select(rows, at.left - 1, 0.0),
-                stop=None if system.face.bends else self._watched(left),
+                stop=None if system.face.bends else self._watched(off_face),
                 ask=ask,
                 floor=self._floor(system.face) if objective.quadratic else 0.0,
             )
@@ -324,11 +324,12 @@ class Rounds:
         taken = rows & select_mask(level, self._no_worse(rows & level, x, gradient), lower)
         length = inner(found.u, found.u)
         if system.face.bends or not objective.quadratic:
-            # a Newton step squares a small relative error
+            # after a Newton step the relative error of x is of the order of its length squared
             sharp = length <= eps * inner(x, x)
-        else:  # without bends there is none to square
+        else:
+            # f is its own model, so x is exact unless the projection has changed it by more than
+            # rounding, or the step itself is no more than that
             off = axpy(x - origin, -1.0, found.u)
-            # or the step is no more than rounding
             small = length <= (1e3 * eps) ** 2 * inner(x, x)
             sharp = (inner(off, off) <= eps * length) | small
         self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
@@ -362,7 +363,7 @@ class Rounds:
         halved = gap < 0.5 * self.best_gap
         advanced = fell | halved
         self.paid = self.paid & halved
-        self.level = select(rows, select(halved, 0.0, self.level + 1), self.level)
+        self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
         self.best = keep(better, at.x, self.best)
         self.best_gap = select(better, gap, self.best_gap)
@@ -384,7 +385,7 @@ class Rounds:
             over = (self.stalled >= patience) & self.tried
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
-                over = over | (self.tried & (self.level >= patience))
+                over = over | (self.tried & (self.unhalved >= patience))
             floor = self.best_gap <= maximum(FLOOR * noise, self._blur(at.x, at.gradient))
             ended = ended | (rows & ((over & floor) | lost))
             # nothing here can bring the gap to where rounding alone would leave it; the steps that
@@ -409,9 +410,9 @@ class Rounds:
         """Whether to end although problems go on."""
         return False
 
-    def _watched(self, left: Callable[[Tensor], Mask]) -> Callable[[Tensor], Mask] | None:
+    def _watched(self, off_face: Callable[[Tensor], Mask]) -> Callable[[Tensor], Mask] | None:
         """What conjugate gradients ask whether they have left the face."""
-        return left
+        return off_face
 
     def _no_worse(self, rows: Mask, x: Tensor, gradient: Tensor) -> Mask:
         """Whether to take x where f is level: yes if the gap shows no more than rounding.
@@ -563,7 +564,7 @@ class RecordedRounds(Rounds):
     def _enough(self) -> bool:
         return self.rounds == self.at.x.dim()
 
-    def _watched(self, left: Callable[[Tensor], Mask]) -> None:
+    def _watched(self, off_face: Callable[[Tensor], Mask]) -> None:
         return None
 
     def _no_worse(self, rows: Mask, x: Tensor, gradient: Tensor) -> Mask:
