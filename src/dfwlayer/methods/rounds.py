@@ -528,14 +528,14 @@ class Rounds:
         return number(scale.blur(d).squeeze(-1) / ROUNDING)
 
     def _floor(self, face: Face) -> Scalar:
-        """A tenth of the rounding of ∇f(x) along the face.
+        """The rounding of ∇f(x) along the face.
 
         Coordinates that are not free may have terms that are far larger than those of the free.
         """
         at = self.at
         noise = self.problem.objective.scale(at.x, at.gradient).noise.expand_as(at.x)
         noise = noise if face.free is None else noise * face.free
-        return 0.1 / ROUNDING * root(inner(noise, noise))
+        return root(inner(noise, noise)) / ROUNDING
 
 
 class RecordedRounds(Rounds):

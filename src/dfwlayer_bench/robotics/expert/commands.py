@@ -53,11 +53,11 @@ def train_expert(
 
     check_device(device)
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # the moments of units that died would slow Adam down
     console = Console()
     folder = out / chosen.slug / "expert"
     settings = Settings(random_steps=random_steps)
     plan = Plan(chosen, steps, seed, evaluate_every, settings, device, episodes)
+    torch.set_flush_denormal(True)  # the moments of units that died would slow Adam down
     try:
         if fresh and folder.is_dir():
             shutil.rmtree(folder)
@@ -68,6 +68,8 @@ def train_expert(
         done = train(training, console)
     except FileError as error:
         return options.refuse(console, error)
+    finally:
+        torch.set_flush_denormal(False)
     if not done:
         console.print(
             f"Stopped at step {training.step}, saved in {folder}; run the same command again to "
