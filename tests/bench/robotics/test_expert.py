@@ -371,6 +371,8 @@ def test_commands_train_go_on_and_collect(task: Task, tmp_path: Path) -> None:
     data = load_dataset(tmp_path / task.slug / "data" / "transitions.npz", task)
     assert len(data) == 40
     assert data.metadata["violations"] == 0
+    smallest = torch.tensor(5e-324, dtype=torch.float64)
+    assert smallest * 1 > 0, "training has to leave subnormal numbers as it found them"
 
 
 @pytest.mark.skipif(missing(CHEETAH) is not None, reason=missing(CHEETAH) or "")
