@@ -39,18 +39,21 @@ def certify(
         shift: Tensor | None = None
         if unbounded is not None:
             g = torch.where(unbounded, gradient, 0)
+            size = g.abs().amax(-1, keepdim=True)
+            size = torch.where(size > 0, size, 1)  # in units of which squares stay within range
             found = conjugate_gradient(
                 lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
-                g,
+                g / size,
                 tol=torch.finfo(x.dtype).eps,
                 max_steps=2 * x.shape[-1] + 20,
             )
             # rounding leaves a slope of this size that has no meaning along a flat direction
             noise = objective.scale(x, gradient).noise + 64 * torch.finfo(x.dtype).eps * g.abs()
             flat = as_rows(found.flat, torch.bool) & (g.abs() > 8 * noise).any(-1)
-            shift = torch.where(flat, torch.inf, 0.5 * dot(g, found.u))
+            u = found.u * size
+            shift = torch.where(flat, torch.inf, 0.5 * dot(g, u))
             status = torch.where(flat, int(Status.UNBOUNDED), status)
-            gradient = gradient - objective.hvp(x, found.u)
+            gradient = gradient - objective.hvp(x, u)
         gap = gap_of(constraint, x, gradient, unbounded)
         if shift is not None:
             gap = gap + shift

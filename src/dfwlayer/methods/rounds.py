@@ -231,7 +231,7 @@ class Rounds:
             self.phase = Spectral(self._curvature())
         elif isinstance(self.phase, Spectral) and self._hard():
             split = Splitting.start(at) if self._worth_factors() else None
-            self.phase = split or Accelerated(1.2 * at.steepest)
+            self.phase = split or Accelerated(1.2 * self._curvature())
         elif isinstance(self.phase, Accelerated) and not self.split and self._worth_factors():
             self.split = True
             self.phase = Splitting.start(at) or self.phase
@@ -332,8 +332,9 @@ class Rounds:
             off = axpy(x - origin, -1.0, found.u)
             small = length <= (1e3 * eps) ** 2 * inner(x, x)
             sharp = (inner(off, off) <= eps * length) | small
-        self.exact = select_mask(rows, select_mask(taken, sharp, level), self.exact)
-        self.refused = select_mask(rows, (taken | level) == 0, self.refused)
+        idle = self._idle(select_mask(taken, False, rows & level), found.u)
+        self.exact = select_mask(rows, select_mask(taken, sharp, idle), self.exact)
+        self.refused = select_mask(rows, (taken | idle) == 0, self.refused)
         if not objective.quadratic:
             # a Newton step that paid off is followed by another one; where f is flatter than a
             # quadratic at its minimum, each brings but a part of a digit
@@ -379,8 +380,10 @@ class Rounds:
             lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
             # the gap of a point on a curved face is lost at half of x's digits
             lost = lost & (self.exact | self.close | (self.stalled >= 1))
-            if self.second_looks == 0:
-                lost = lost | (self.exact & (self.best_gap <= 2 * noise))
+            # an exact solve that has brought the gap far below its rounding is the last one, though
+            # f may go on falling where it tends to zero
+            far_below = self.best_gap <= (0.01 if self.second_looks else 2.0) * noise
+            lost = lost | (self.exact & far_below)
             patience = 12 if isinstance(self.phase, Splitting) else 3
             over = (self.stalled >= patience) & self.tried
             if at.x.dtype == torch.float32:
@@ -415,15 +418,27 @@ class Rounds:
         return off_face
 
     def _no_worse(self, rows: Mask, x: Tensor, gradient: Tensor) -> Mask:
-        """Whether to take x where f is level: yes if the gap shows no more than rounding.
+        """Whether to take x where f is level to rounding.
 
-        The model knows better then.
+        Yes if the gap shows no more than rounding, as the model knows better then; or if f falls
+        by the mean of both slopes, which for a quadratic f is by how much it does. Unlike f and the
+        gap that has no terms but those of the coordinates that move.
         """
         if not any_row(rows):
             return rows
         at = self.at
         least = maximum(self._gap(at.x, at.gradient), self._blur(x, gradient))
-        return self._gap(x, gradient) <= least
+        falls = inner(gradient + at.gradient, x - at.x) < 0
+        return (self._gap(x, gradient) <= least) | falls
+
+    def _idle(self, rows: Mask, u: Tensor) -> Mask:
+        """Which of these steps were not worth taking: the model promised no more than rounding."""
+        if not seen(rows):
+            return rows
+        at = self.at
+        promised = absolute(inner(at.gradient, u))
+        noise = number(self.problem.objective.scale(at.x, at.gradient).blur(u).squeeze(-1))
+        return rows & (promised <= noise)
 
     def _going(self) -> Mask:
         """The problems that go on."""

@@ -1,6 +1,7 @@
 """What has no place inside of transforms, and that it is refused rather than wrong."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.func import grad, jacfwd, jacrev, vmap
 
 import dfwlayer as dfw
 from dfwlayer.constraints import Face
+from dfwlayer.objectives import Objective
 from helpers import F64, close, make_case
 
 # what torch itself does when forward mode is first used
@@ -62,20 +64,23 @@ def test_derivatives_that_would_be_lost_are_refused():
 
 
 def test_what_cannot_be_replaced_is_refused():
-    class Plain:
-        """An objective without fields."""
+    class Plain(Objective):
+        """½‖x‖² + ⟨q, x⟩, without fields."""
+
+        ranks: ClassVar = {"q": 1}
+        shape = (2,)
 
         def __init__(self, q):
-            self._is = dfw.Quadratic(None, q)
+            self.q = q
 
-        def __getattr__(self, name):
-            return getattr(self._is, name)
+        def value(self, x):
+            return (x * (0.5 * x + self.q)).sum(-1)
 
-        def bind(self, batch):
-            return self
+        def gradient(self, x):
+            return x + self.q
 
-        def verified(self):
-            return self, None
+        def hvp(self, x, v):
+            return v
 
     q = torch.tensor([1.0, -2.0], dtype=F64)
     with pytest.raises(ValueError, match="objective: expected a dataclass"):
