@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,22 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.tensors import fields_of, tensors_in
 
-__all__ = ["check_no_others", "level", "one_batch", "ranks_of"]
+__all__ = ["Batched", "check_no_others", "level", "one_batch", "ranks_of"]
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A `Recipe` on the tensors of a problem, none of which has to be a problem's own."""
+
+    ranks: tuple[int, ...] | None  # of `ranks_of`, for the tensors
+
+    @property
+    def batches(self) -> bool:
+        return self.ranks is not None
+
+    @property
+    def own(self) -> frozenset[int]:
+        return frozenset()
 
 
 def check_no_others(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.differentiate.batches import check_no_others, level, one_batch, ranks_of
+from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.expansion import expand
 from dfwlayer.differentiate.transforms import Pullback, derived, in_transform
 from dfwlayer.linalg.face_system import FaceSystem
@@ -114,27 +114,18 @@ def gradients_nearby(
     with torch.enable_grad():
         check_no_others(constant[0], constant[1], lambda: constant[0].value(x))
     wanted = tuple(i for i, (_, need) in enumerate(dense, start=1) if need)
-    recipe = Pullback(_Nearby(objective, constraint, ranks), 1, wanted)
+    recipe = Pullback(_Nearby(ranks, objective, constraint), 1, wanted)
     found = iter(derived(recipe, v, x, *level(given, ranks)))
     pairs = [(next(found), t.shape) if need else (None, t.shape) for t, need in asked]
     return [g if g is None or ranks is None else g.reshape(shape) for g, shape in pairs]
 
 
 @dataclass(frozen=True)
-class _Nearby:
+class _Nearby(Batched):
     """(the solution, the tensors of a problem) ↦ the solution, differentiably."""
 
     objective: Objective
     constraint: Constraint
-    ranks: tuple[int, ...] | None
-
-    @property
-    def batches(self) -> bool:
-        return self.ranks is not None
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset()
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         x, *tensors = inputs

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dfwlayer.arguments import common_batch
-from dfwlayer.differentiate.batches import check_no_others, level, one_batch, ranks_of
+from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.expansion import expand
 from dfwlayer.differentiate.transforms import derived
 from dfwlayer.engines.base import Arguments, bind, centred
@@ -35,7 +35,7 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
     if differentiable:
         objective, constraint, _, _ = filled(arguments, iter(constants))
         check_no_others(objective, constraint, lambda: _value_at_zero(objective))
-    call = (run, arguments, settings, ranks)
+    call = (ranks, run, arguments, settings)
     x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
     if differentiable:
         (x,) = derived(_Carried(*call), x.detach(), *level(tensors, ranks))
@@ -43,21 +43,12 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Call(Batched):
     """A solve with other tensors in its arguments."""
 
     run: Run
     arguments: Arguments
     settings: Settings
-    ranks: tuple[int, ...] | None
-
-    @property
-    def batches(self) -> bool:
-        return self.ranks is not None
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset()
 
     def laid_out(
         self, inputs: Sequence[Tensor], before: tuple[int, ...] = ()
