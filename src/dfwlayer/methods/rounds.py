@@ -129,6 +129,7 @@ class Rounds:
         self.free: Tensor | None = None  # of the last face, while it is being looked for
         self.phase: Spectral | Accelerated | Splitting | None = None
         self.split = False  # a second look at whether to factorise was taken
+        self.modelled = False  # the last polish was exact for a model of f only
         self.tried = none  # models were minimised
         self.paid = none  # the last polish halved the gap, and may do so again
         self.next_turn = zero - 1  # how many steps are left when the next one begins
@@ -296,7 +297,7 @@ class Rounds:
         if found is None:
             # a model of f is not worth more than half of the digits, and the curvature met on the
             # way says nothing of the rounding where f has become flat
-            model = system.face.bends or not objective.quadratic
+            model = self.modelled = system.face.bends or not objective.quadratic
             # one product is kept for the gradient at the result; the next round refines it
             found = system.solve(
                 system.tangent(-at.gradient),
@@ -372,7 +373,11 @@ class Rounds:
         # with a margin for the rounding of the final certificate, which has the last word
         close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
         # where it is not on the right face, one more search may bring the last digits
-        enough = self.close & ((self.refused == 0) | (self.closed >= self.second_looks))
+        # (and where the polish was a step of Newton's, one more brings those that it squares)
+        enough = self.closed >= self.second_looks
+        if not self.modelled:
+            enough = enough | (self.refused == 0)
+        enough = self.close & enough
         ended = rows & close & (self.exact | enough)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
