@@ -5,6 +5,8 @@ import torch
 
 import dfwlayer as dfw
 from dfwlayer import Status
+from dfwlayer.certificate import certify
+from dfwlayer.methods import Problem
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -120,3 +122,30 @@ def test_small_terms_are_solved_beside_large_ones(p, seed):
     sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(p, 1.0))
     exact = dfw.solve(dfw.Quadratic(P.double(), q.double()), dfw.LpBall(p, 1.0), tol=1e-14)
     torch.testing.assert_close(sol.x.double(), exact.x, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1.0, 1e13, 1e25])
+def test_a_function_that_returns_vertices_gets_costs_it_can_compute_with(unit):
+    """Costs times corners would leave the range of the set's dtype."""
+    corners = unit * draw(9, 4, dtype=torch.float32)
+    polytope = dfw.CustomSet(lambda c: corners[(c @ corners.mT).argmin(-1)], batched=True)
+    near_linear = dfw.Quadratic(1e-3 / unit * torch.eye(4), draw(5, 4, seed=1, dtype=torch.float32))
+    for method in ("frank-wolfe", "active-set"):
+        sol = dfw.solve(near_linear, polytope, method=method)
+        gradient = near_linear.gradient(sol.x).double()
+        gap = (gradient * sol.x.double()).sum(-1) - (gradient @ corners.double().mT).amin(-1)
+        terms = (gradient.abs() * corners.double().abs().amax(0)).sum(-1)
+        assert (gap <= sol.gap.double() + 1e-5 * terms).all()
+
+
+def test_a_function_that_does_not_minimise_proves_nothing():
+    """Its vertex is worse than x, which a true one cannot be."""
+    q = draw(3, 4)
+    liar = dfw.CustomSet(torch.sign, batched=True)  # the worst corner of the cube
+    f, cube = dfw.Quadratic(None, q).bind(3), liar.bind((4,), F64, q.device)
+    x = -0.5 * torch.sign(q)
+    open_ended = torch.full((3,), int(Status.MAX_STEPS))
+    problem = Problem(f, cube, None)
+    gap, status = certify(problem, x, *f.value_and_gradient(x), open_ended, tol=1.0)
+    assert torch.isinf(gap).all()
+    assert (status == Status.OUT_OF_RANGE).all()

@@ -21,6 +21,7 @@ from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 
 __all__ = ["CustomSet"]
 
+COMFORT = 20  # power of two of a cost beyond which a function gets it in other units
 MOST = 1000  # calls of the oracle for one projection
 
 
@@ -85,9 +86,14 @@ class CustomSet(Constraint):
     def vertex(self, g: Tensor) -> Tensor:
         """What the function returns for the cost g, flattened."""
         shape = self.shape or (g.shape[-1],)
-        costs = g.detach().to(self.dtype or g.dtype).reshape(math.prod(g.shape[:-1]), *shape)
-        if len(costs) == 0:
+        costs = g.detach()
+        if costs.numel() == 0:
             return torch.zeros_like(g)
+        # in units of their own, as the function computes with numbers of the set's dtype
+        _, power = torch.frexp(costs.abs().amax(-1, keepdim=True))
+        far = power.abs() > COMFORT
+        costs = torch.where(far, torch.ldexp(costs, -power), costs)
+        costs = costs.to(self.dtype or g.dtype).reshape(math.prod(g.shape[:-1]), *shape)
         if self.batched:
             points = self._checked(self.vertex_of(costs), costs)
         else:
