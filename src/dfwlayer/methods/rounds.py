@@ -395,7 +395,9 @@ class Rounds:
                 # f may fall by less than the rounding of its terms; double precision sees more
                 over = over | (self.tried & (self.unhalved >= patience))
             floor = self.best_gap <= maximum(FLOOR * noise, self._blur(at.x, at.gradient))
-            ended = ended | (rows & ((over & floor) | lost))
+            # so close to rounding, f may fall by its own rounding for ever where it tends to zero
+            weary = self.tried & (self.unhalved >= patience)
+            ended = ended | (rows & (((over | weary) & floor) | lost))
             # nothing here can bring the gap to where rounding alone would leave it; the steps that
             # a float32 problem has left are worth more in double precision
             stuck = select_mask(floor, False, rows & over)
