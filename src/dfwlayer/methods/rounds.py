@@ -295,8 +295,7 @@ class Rounds:
 
         found = self._directly(system, rows) if self.slow else None
         if found is None:
-            # a model of f is not worth more than half of the digits, and the curvature met on the
-            # way says nothing of the rounding where f has become flat
+            # a model of f is not worth more than half of the digits
             model = self.modelled = system.face.bends or not objective.quadratic
             # one product is kept for the gradient at the result; the next round refines it
             found = system.solve(
@@ -306,7 +305,7 @@ class Rounds:
                 cap=select(rows, at.left - 1, 0.0),
                 stop=None if system.face.bends else self._watched(off_face),
                 ask=ask,
-                floor=self._floor(system.face) if objective.quadratic else 0.0,
+                floor=self._floor(system.face),
             )
             self.slow = seen(found.unfinished & (at.left > 1))
         at.left = at.left - found.steps

@@ -149,3 +149,18 @@ def test_a_function_that_does_not_minimise_proves_nothing():
     gap, status = certify(problem, x, *f.value_and_gradient(x), open_ended, tol=1.0)
     assert torch.isinf(gap).all()
     assert (status == Status.OUT_OF_RANGE).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_functions_are_convex_on_curved_sets(dtype):
+    """What is left of a slope along a curved face is rounding, and its curvature means nothing."""
+    c = torch.randint(-3, 4, (40, 9), generator=torch.Generator().manual_seed(0)).to(dtype)
+    linear = dfw.Smooth(lambda x, c: (c * x).sum(-1), c, shape=(9,))
+    for ball in (
+        dfw.GroupBall([[1, 3, 6], [0, 5], [4, 7], [2, 8]], 50.0),
+        dfw.LpBall(2, 50.0),
+        dfw.LpBall(3, 50.0),
+        dfw.Ellipsoid(torch.eye(9, dtype=dtype), 50.0),
+    ):
+        sol = dfw.solve(linear, ball)
+        assert all(int(s) in DONE for s in sol.status)
