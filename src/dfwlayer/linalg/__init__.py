@@ -1,1 +1,1 @@
-"""Numbers per problem, Krylov methods, systems on faces, scales of rounding."""
+"""Subspaces, Krylov methods, systems on faces, descent over convex hulls."""

@@ -1,1 +1,1 @@
-"""What every part of the library stands on: tensors inside of objects, and tracing tools."""
+"""What everything stands on: numbers per problem, rounding, tensors in objects, recordings."""

@@ -11,6 +11,7 @@ the equations that hold on the face of that point.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -44,7 +45,7 @@ class Design(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SetRow:
+class SetRow(ABC):
     """What every set of the table has; names of parameters begin with ``prefix``."""
 
     n: int
@@ -58,21 +59,21 @@ class SetRow:
         """The parameter of that name."""
         return p[self.prefix + name]
 
+    @abstractmethod
     def draw(self, draw: Draw) -> Params:
         """Parameters of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def code(self) -> str:
         """The expression that builds the set from its parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def excess(self, x: Array, p: Wide) -> list[Excess]:
         """How far x, (B, n) in long double, is outside."""
-        raise NotImplementedError
 
+    @abstractmethod
     def vertex(self, g: Array, p: Wide) -> Array:
         """The s with the least ⟨g, s⟩, (B, n); zero along coordinates without bounds."""
-        raise NotImplementedError
 
     def blur(self, x: Array, p: Wide) -> Array:
         """What beside x itself the rounding of a point of the set is relative to, (B, n)."""

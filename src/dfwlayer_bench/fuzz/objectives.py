@@ -6,6 +6,7 @@ so that a problem in other units has exactly the same numbers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class ObjectiveRow:
+class ObjectiveRow(ABC):
     """What every objective of the table has."""
 
     n: int
@@ -37,17 +38,17 @@ class ObjectiveRow:
     def quadratic(self) -> bool:
         return True
 
+    @abstractmethod
     def draw(self, draw: Draw) -> tuple[Params, Array | None]:
         """Parameters of a batch in units of one, and the unconstrained minimiser if it exists."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scaled(self, params: Params, units: Units) -> Params:
         """The parameters in other units."""
-        raise NotImplementedError
 
+    @abstractmethod
     def code(self, units: Units) -> str:
         """The expression that builds the objective."""
-        raise NotImplementedError
 
     def value(self, x: Array, p: Wide, units: Units) -> Array:
         """f(x), (B,), in long double."""
