@@ -50,17 +50,17 @@ class ObjectiveRow(ABC):
     def code(self, units: Units) -> str:
         """The expression that builds the objective."""
 
+    @abstractmethod
     def value(self, x: Array, p: Wide, units: Units) -> Array:
         """f(x), (B,), in long double."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradient(self, x: Array, p: Wide, units: Units) -> tuple[Array, Array]:
         """∇f(x), and the size of the terms it is the sum of, both (B, n)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def terms(self, x: Array, p: Wide, units: Units) -> Array:
         """The size of the terms that f(x) is the sum of, (B,)."""
-        raise NotImplementedError
 
     def fit(self, rng: np.random.Generator, x: Array, force: Array, exact: bool) -> Params:
         """Parameters with ∇f(x) = −force, and f(x) = 0 where ``exact`` (then without force)."""
