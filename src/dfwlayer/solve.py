@@ -12,8 +12,17 @@ from dfwlayer.certificate import certified
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
-from dfwlayer.engines import ENGINES
-from dfwlayer.engines.base import Arguments, Located, Task, bind
+from dfwlayer.engines import ENGINES, compiled
+from dfwlayer.engines.base import (
+    Arguments,
+    Attempt,
+    Located,
+    Task,
+    bind,
+    merged_outcome,
+    part_of,
+    spread_out,
+)
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.methods import METHODS
@@ -94,9 +103,26 @@ def solve(
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:
     """Bind, run, and hand back, for arguments that are plain tensors."""
+    found = compiled.attempt(arguments, settings)
+    if found is not None and found.left is None:
+        return found.solution
     task = bind(arguments, settings)
+    if found is not None:
+        return _completed(task, found)
     task, outcome = _run(task)
     return task.solution(outcome)
+
+
+def _completed(task: Task, found: Attempt) -> Solution:
+    """With the problems that compiled code has left."""
+    task, old, left = task.checked(), found.solution, found.left
+    part = None if left is None or left.dim() == 0 else part_of(task, left)
+    if left is None or part is None:
+        task, outcome = _run(task)
+        return task.solution(outcome)
+    rest = spread_out(_run(part)[1], left.nonzero().squeeze(-1), len(left))
+    done = Outcome(old.x, old.num_steps, old.status, old.value, gap=old.gap)
+    return task.solution(merged_outcome(done, rest, left))
 
 
 def _run(task: Task) -> tuple[Task, Outcome]:

@@ -133,6 +133,22 @@ class Parameter:
             None if above else beyond(given > self.most, f"≤ {self.most:g}", given.amax),
         )
 
+    def is_plain(self, value: Tensor, like: Tensor) -> bool:
+        """Whether a tensor goes with vectors like these (..., n) and has values it may have."""
+        if value.dtype != like.dtype or value.device != like.device or value.numel() == 0:
+            return False
+        lead = value.dim() - self.kind
+        if lead > 1 or value.layout != torch.strided or value.is_nested:
+            return False
+        if self.kind is Kind.ENTRIES:
+            fits = lead == -1 and self.numbers if lead < 0 else value.shape[-1] == like.shape[-1]
+        else:
+            fits = lead >= 0
+        if not fits or (self.least == -math.inf and self.most == math.inf):
+            return fits
+        low, high = torch.aminmax(value.detach())
+        return self.least <= float(low) and float(high) <= self.most
+
     def replaced(self, value: Tensor, bad: Tensor) -> Tensor:
         """With something harmless for the problems that are flagged (B,)."""
         if self.kind is not Kind.MATRIX:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["Region"]
+__all__ = ["Region", "Round"]
+
+
+class Round(NamedTuple):
+    """{x : ‖w ∘ x‖₂ ≤ t}, differentiable in both."""
+
+    weight: Tensor  # w, (1,), (n,) or (B, n)
+    radius: Tensor  # t, (1,) or (B, 1)
 
 
 @dataclass(frozen=True)

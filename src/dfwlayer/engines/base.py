@@ -20,7 +20,18 @@ from dfwlayer.ops.rows import where_rows
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 
-__all__ = ["Arguments", "Engine", "Located", "Task", "bind", "centred"]
+__all__ = [
+    "Arguments",
+    "Attempt",
+    "Engine",
+    "Located",
+    "Task",
+    "bind",
+    "centred",
+    "merged_outcome",
+    "part_of",
+    "spread_out",
+]
 
 
 class Arguments(NamedTuple):
@@ -122,6 +133,13 @@ class Located:
         return self
 
 
+class Attempt(NamedTuple):
+    """What became of a batch whose problems were solved or left to others one by one."""
+
+    solution: Solution
+    left: Tensor | None  # (B,) mask of the problems that were left, None if none was
+
+
 class Engine(Protocol):
     """A way to run a task."""
 
@@ -145,6 +163,49 @@ def bind(arguments: Arguments, settings: Settings) -> Task:
         n = math.prod(shape)
         start = x0.detach().reshape(-1, n) if lead else x0.detach().reshape(n)
     return Task(objective, constraint, start, shape, lead, replace(settings, warm=x0 is not None))
+
+
+def part_of(task: Task, again: Tensor) -> Task | None:
+    """The problems of a mask, None where a batch cannot be taken apart."""
+    if again.dim() == 0:
+        return None
+    index = again.nonzero().squeeze(-1)
+    objective, sets = task.objective.rows(index), task.constraint.rows(index)
+    if objective is None or sets is None:
+        return None
+    spent = task.settings.spent
+    return replace(
+        task,
+        objective=objective,
+        constraint=sets,
+        start=task.point[index],
+        lead=(len(index),),
+        settings=replace(task.settings, spent=None if spent is None else spent[index]),
+    )
+
+
+def spread_out(found: Outcome, index: Tensor, count: int) -> Outcome:
+    """The outcome of some problems at their positions in a batch, zero elsewhere."""
+
+    def spread(rows: Tensor) -> Tensor:
+        return rows.new_zeros((count, *rows.shape[1:])).index_copy(0, index, rows)
+
+    x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap
+    assert value is not None and gap is not None  # noqa: PT018
+    return Outcome(spread(x), spread(steps), spread(status), spread(value), gap=spread(gap))
+
+
+def merged_outcome(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
+    """The new outcome where the mask holds, the old one elsewhere."""
+    assert old.value is not None and new.value is not None  # noqa: PT018
+    assert old.gap is not None and new.gap is not None  # noqa: PT018
+    return Outcome(
+        torch.where(again.unsqueeze(-1), new.x, old.x),
+        torch.where(again, new.num_steps, old.num_steps),
+        torch.where(again, new.status, old.status),
+        torch.where(again, new.value, old.value),
+        gap=torch.where(again, new.gap, old.gap),
+    )
 
 
 def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from dfwlayer.certificate import certify
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.engines.base import Located, Task, centred
+from dfwlayer.engines.base import (
+    Located,
+    Task,
+    centred,
+    merged_outcome,
+    part_of,
+    spread_out,
+)
 from dfwlayer.methods.base import Outcome, is_invariant
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.scale import ROUNDING
@@ -111,61 +118,18 @@ def _again(run: Run, task: Task, outcome: Outcome, again: Tensor, needed: bool =
 
     Where that cannot be in units they are solved as they are, or if this is not needed left alone.
     """
-    part = None if bool(again.all()) else _part(task, again)
+    part = None if bool(again.all()) else part_of(task, again)
     if part is None:
         found = _in_units(run, task)
     else:
         found = _in_units(run, part)
         index = again.nonzero().squeeze(-1)
-        found = None if found is None else _spread(found, index, len(again))
+        found = None if found is None else spread_out(found, index, len(again))
     if found is None:
         if not needed:
             return outcome
         found = run(replace(task, in_units=True))
-    return _merged(outcome, found, again)
-
-
-def _part(task: Task, again: Tensor) -> Task | None:
-    """The problems of a mask, None where a batch cannot be taken apart."""
-    if again.dim() == 0:
-        return None
-    index = again.nonzero().squeeze(-1)
-    objective, sets = task.objective.rows(index), task.constraint.rows(index)
-    if objective is None or sets is None:
-        return None
-    spent = task.settings.spent
-    return replace(
-        task,
-        objective=objective,
-        constraint=sets,
-        start=task.point[index],
-        lead=(len(index),),
-        settings=replace(task.settings, spent=None if spent is None else spent[index]),
-    )
-
-
-def _spread(found: Outcome, index: Tensor, count: int) -> Outcome:
-    """The outcome of some problems at their positions in a batch, zero elsewhere."""
-
-    def spread(rows: Tensor) -> Tensor:
-        return rows.new_zeros((count, *rows.shape[1:])).index_copy(0, index, rows)
-
-    x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap
-    assert value is not None and gap is not None  # noqa: PT018
-    return Outcome(spread(x), spread(steps), spread(status), spread(value), gap=spread(gap))
-
-
-def _merged(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
-    """The new outcome where the mask holds, the old one elsewhere."""
-    assert old.value is not None and new.value is not None  # noqa: PT018
-    assert old.gap is not None and new.gap is not None  # noqa: PT018
-    return Outcome(
-        torch.where(again.unsqueeze(-1), new.x, old.x),
-        torch.where(again, new.num_steps, old.num_steps),
-        torch.where(again, new.status, old.status),
-        torch.where(again, new.value, old.value),
-        gap=torch.where(again, new.gap, old.gap),
-    )
+    return merged_outcome(outcome, found, again)
 
 
 def _in_units(run: Run, task: Task) -> Outcome | None:

@@ -76,6 +76,13 @@ class Settings:
     spent: Tensor | None = None  # (...), steps that each problem has taken before, None for none
     callback: Callback | None = None
 
+    @property
+    def compiles(self) -> bool:
+        """Whether only the solution counts, and not the steps to it, so that others may find it."""
+        exact = self.mode == "implicit" and getattr(self.method, "compiles", False)
+        plain = self.step_size is None and self.callback is None and self.spent is None
+        return exact and plain and self.verify and self.max_steps > 0
+
     def stopped(
         self, problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, num_steps: Tensor
     ) -> bool:

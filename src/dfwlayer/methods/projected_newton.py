@@ -57,6 +57,11 @@ class ProjectedNewton:
         return True
 
     @property
+    def compiles(self) -> bool:
+        """Compiled code may take its place, where nobody has chosen another length of rounds."""
+        return self == ProjectedNewton()
+
+    @property
     def recordable(self) -> bool:
         """The first rounds may be recorded in a CUDA graph."""
         return True

@@ -17,6 +17,7 @@ from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = [
     "Curvature",
+    "Dense",
     "Objective",
 ]
 
@@ -30,6 +31,14 @@ class Curvature(NamedTuple):
 
     low: Tensor
     high: Tensor
+
+
+class Dense(NamedTuple):
+    """½ xᵀMx + vᵀx, or, squared, ½ ‖Mx − v‖², as the tensors that were given."""
+
+    matrix: Tensor | None  # M, None for the identity
+    vector: Tensor  # v
+    squared: bool
 
 
 class Objective(ABC):
@@ -193,6 +202,10 @@ class Objective(ABC):
         typical = (2 * curvature).sqrt() * self.value(x).detach().abs().sqrt().unsqueeze(-1)
         largest = gradient.abs().amax(-1, keepdim=True)
         return scale_of_terms(curvature, x, torch.maximum(largest, typical))
+
+    def dense(self) -> Dense | None:
+        """The objective as one dense quadratic function, None where it is something else."""
+        return None
 
     @property
     def recordable(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
-from dfwlayer.objectives.base import Curvature, Objective
+from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
@@ -76,6 +76,10 @@ class LeastSquares(Objective):
         if A.layout == torch.sparse_coo:
             A = A.coalesce()
         return _BoundLeastSquares(A, self.b)
+
+    def dense(self) -> Dense | None:
+        """A and b, unless A is sparse."""
+        return Dense(self.A, self.b, squared=True) if self.A.layout == torch.strided else None
 
     @property
     def recordable(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
-from dfwlayer.objectives.base import Curvature, Objective
+from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 from dfwlayer.ops.rows import Scalar, dot, where_rows
@@ -99,6 +99,10 @@ class Quadratic(Objective):
         if bound.P is None or not bound.P.requires_grad:
             return bound
         return replace(bound, P=symmetric_gradient(bound.P))
+
+    def dense(self) -> Dense:
+        """P and q."""
+        return Dense(self.P, self.q, squared=False)
 
     @property
     def recordable(self) -> bool:

@@ -17,8 +17,9 @@ from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, measured
-from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
-from dfwlayer.constraints.region import Region
+from dfwlayer.constraints.parameters import Value, as_column, entries, number, tensor_of
+from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
+from dfwlayer.constraints.region import Region, Round
 from dfwlayer.ops.kernels import steps as kernels
 from dfwlayer.ops.rows import Scalar, column, dot, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
@@ -224,6 +225,21 @@ class LpBall(Ball):
         heavy = weight > 0
         reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
         return Region.of(like, -reach, reach)
+
+    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets | Round, int]] | None:
+        """For p = 1, 2 and ∞."""
+        radius = as_column(self.radius, like)
+        if self.p == 2:
+            weight = torch.ones_like(like[..., :1]) if self.weight is None else self.weight
+            return ((Round(weight, radius), like.shape[-1]),)
+        endless = radius.new_tensor([math.inf])
+        if self.p == 1:
+            size = torch.ones_like(endless) if self.weight is None else self.weight.abs()
+            return ((Facets(-endless, endless, size, radius), like.shape[-1]),)
+        if self.p == torch.inf:
+            reach = radius if self.weight is None else radius / self.weight.abs()
+            return ((Facets(-reach, reach), like.shape[-1]),)
+        return None
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
         """See `Constraint`."""

@@ -45,6 +45,10 @@ class Built(Constraint):
         sound = known if bad is None else known.replace_rows(bad != 0)
         return known, merged(bad, super(Built, sound).verified()[1])
 
+    def is_plain(self, like: Tensor) -> bool:
+        """Both."""
+        return self.constraint.is_plain(like) and super().is_plain(like)
+
     def _within(
         self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
     ) -> Self | None:

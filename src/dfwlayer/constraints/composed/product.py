@@ -17,7 +17,8 @@ from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
-from dfwlayer.constraints.region import Region
+from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
+from dfwlayer.constraints.region import Region, Round
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
 
@@ -97,6 +98,23 @@ class Product(Constraint):
         lead = common_shape(*(c.shape[:-1] for c in centres))
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
         return Shifted(whole, centre).as_bound()
+
+    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets | Round, int]] | None:
+        """The blocks of the sets, one after the other."""
+        blocks: list[tuple[Facets | Round, int]] = []
+        for part, own in zip(self.sets, torch.split(like, self._counts, -1), strict=True):
+            form = part.normal_form(own)
+            if form is None:
+                return None
+            blocks += form
+        return blocks
+
+    def is_plain(self, like: Tensor) -> bool:
+        """All of the sets."""
+        if sum(self._counts) != like.shape[-1]:
+            return False
+        parts = zip(self.sets, torch.split(like, self._counts, -1), strict=True)
+        return all(part.is_plain(own) for part, own in parts)
 
     def verified(self) -> tuple[Self, Tensor | None]:
         """What each set asks for."""

@@ -1,0 +1,302 @@
+"""A quadratic problem over a weighted ℓ2 ball, from start to certificate, compiled.
+
+The solution inside of the ball is that without it. On the boundary it is x(λ) with
+(P + λW²) x = −q for the λ > 0 at which ‖Wx‖ = t. Newton's method on 1/‖Wx‖ = 1/t finds it from
+below, with one Cholesky factor for each λ (Moré and Sorensen, 1983).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import (
+    STAMP,
+    add,
+    backward,
+    copy,
+    dot,
+    entry,
+    factor,
+    fill,
+    forward,
+    kernel,
+    times,
+)
+from dfwlayer.engines.compiled.kernels.numbers import (
+    CLEAR,
+    DOUBLE,
+    DOUBTED,
+    LARGEST,
+    LOST,
+    ROUNDING,
+    SMALLEST,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+    own,
+    rounded,
+    symmetric,
+)
+
+__all__ = ["adjoint", "search"]
+
+MOST = 60  # values of λ; about six are needed
+FAINT = 1e-10  # times the curvature of f, a first λ where f alone has flat directions
+
+
+@kernel
+def _factorised(P, weight, multiplier, L):
+    """L with LLᵀ = P + λW², False if that is singular; nothing is needed for P = 1."""
+    n = len(P)
+    for i in range(n):
+        for j in range(i + 1):
+            L[i, j] = P[i, j]
+        L[i, i] += multiplier * weight[i] * weight[i]
+    return factor(L, n)
+
+
+@kernel
+def _inverse(P, weight, multiplier, L, z):
+    """(P + λW²)⁻¹ z, in the place of z."""
+    n = len(z)
+    if len(P) > 0:
+        forward(L, z, n)
+        backward(L, z, n)
+    else:
+        for i in range(n):
+            z[i] /= 1 + multiplier * weight[i] * weight[i]
+
+
+@kernel
+def _product(P, x, out):
+    """P x."""
+    if len(P) > 0:
+        times(P, x, out)
+    else:
+        copy(x, out)
+
+
+@kernel
+def _size(weight, x):
+    """‖Wx‖, as exact as a sum in float64 is."""
+    total = 0.0
+    for i in range(len(x)):
+        total += (weight[i] * x[i]) ** 2
+    return np.sqrt(total)
+
+
+@kernel
+def _secular(P, q, weight, radius, x, z, L):
+    """x, the multiplier λ and how many factors it took, negative for why it was not found."""
+    n = len(q)
+    at = 0.0
+    for trial in range(MOST):
+        if not _factorised(P, weight, at, L):
+            if trial > 0:
+                return 0.0, -LOST
+            # P alone is singular: begin with a λ that is next to nothing
+            for i in range(n):
+                at = max(at, FAINT * P[i, i] / (weight[i] * weight[i]))
+            continue
+        for i in range(n):
+            x[i] = -q[i]
+        _inverse(P, weight, at, L, x)
+        # one step of refinement, so that λ is found to the last digits
+        _product(P, x, z)
+        for i in range(n):
+            z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
+        _inverse(P, weight, at, L, z)
+        add(x, 1.0, z, n)
+        size = _size(weight, x)
+        if at == 0:
+            if size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
+                return 0.0, 1
+            if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
+                return 0.0, -DOUBTED
+        if size < radius * (1 - CLEAR * DOUBLE):
+            return 0.0, -LOST  # it is approached from above
+        if abs(size - radius) <= 4 * DOUBLE * radius:
+            return at, trial + 1
+        for i in range(n):
+            z[i] = weight[i] * weight[i] * x[i]
+        _inverse(P, weight, at, L, z)
+        steep = 0.0
+        for i in range(n):
+            steep += z[i] * weight[i] * weight[i] * x[i]
+        new = at + (size / steep) * size * ((size - radius) / radius)
+        if not np.isfinite(new) or new <= 0:
+            return 0.0, -LOST
+        if abs(new - at) <= 2 * DOUBLE * at:
+            return at, trial + 1
+        at = new
+    return 0.0, -LOST
+
+
+@kernel
+def _fit(P, q, weight, radius):
+    """Whether all numbers are such that this code may be used on them; a bound of ‖P‖."""
+    n = len(q)
+    bound = 1.0 if len(P) == 0 else 0.0
+    for i in range(n):
+        total = 0.0
+        for j in range(len(P)):
+            total += abs(P[i, j])
+        bound = total if not total <= bound else bound  # keeps a NaN
+        if not abs(q[i]) < LARGEST or not SMALLEST < weight[i] < LARGEST:
+            return 0.0
+    if not SMALLEST < bound < LARGEST or not SMALLEST < radius < LARGEST:
+        return 0.0
+    return bound
+
+
+@kernel
+def _settle(weight, radius, x, eps, held):
+    """Round x to its dtype, inside; False where that takes more than a nudge."""
+    n = len(x)
+    for trial in range(4):
+        size = _size(weight, x)
+        if trial > 0 and size <= radius:
+            return True
+        shrink = 1.0
+        if held or size > radius:
+            shrink = radius / size * (1 - trial * eps)
+        for i in range(n):
+            x[i] = rounded(x[i] * shrink, eps)
+    return _size(weight, x) <= radius
+
+
+def _on_disk(stamp):
+    """What is called from Python, kept on disk until a stamp changes."""
+
+    @entry
+    def search(
+        first,
+        end,
+        P,  # (·, n, n), or empty for the identity
+        q,  # (·, n)
+        A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or empty
+        rhs,  # b (·, m)
+        weights,  # (·, n), positive
+        radii,  # (·, 1)
+        eps,  # of the dtype that x is rounded to
+        tol,
+        most,  # steps
+        x,  # (B, n), and what follows is where the results go
+        values,  # (2, B): f and the gap
+        codes,  # (2, B): what became of it, and steps
+        multipliers,  # (B, 1)
+    ):
+        """Solve problems first … end − 1."""
+        _ = stamp
+        n, m = x.shape[1], rhs.shape[1]
+        dense = P.shape[1] > 0
+        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        z, g = np.empty(n), np.empty(n)
+        for b in range(first, end):
+            codes[0, b] = UNFIT
+            own_P = symmetric(P[own(b, P)], eps)
+            if dense and len(own_P) == 0:
+                continue
+            own_q, weight = q[own(b, q)], weights[own(b, weights)]
+            radius = radii[own(b, radii), 0]
+            bound = _fit(own_P, own_q, weight, radius)
+            if bound == 0:
+                continue
+            point = x[b]
+            multiplier, taken = _secular(own_P, own_q, weight, radius, point, z, L)
+            if taken < 0 or taken > most:
+                codes[0, b] = -taken if taken < 0 else LOST
+                continue
+            # a force that is one
+            noise, widest = 0.0, 0.0
+            for i in range(n):
+                noise = max(noise, abs(own_q[i]))
+                widest = max(widest, abs(point[i]))
+            noise = ROUNDING * DOUBLE * (noise + bound * widest)
+            pull = 0.0
+            for i in range(n):
+                pull = max(pull, multiplier * weight[i] * weight[i] * abs(point[i]))
+            if multiplier > 0 and not pull > CLEAR * noise:
+                codes[0, b] = DOUBTED
+                continue
+            if not _settle(weight, radius, point, eps, multiplier > 0):
+                codes[0, b] = UNSETTLED
+                continue
+            total = 0.0
+            if m > 0:
+                own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+                fill(0.0, g)
+                for j in range(m):
+                    r = dot(own_A[j], point, n) - own_b[j]
+                    total += 0.5 * r * r
+                    add(g, r, own_A[j], n)
+            else:
+                _product(own_P, point, g)
+                for i in range(n):
+                    total += point[i] * (0.5 * g[i] + own_q[i])
+                    g[i] += own_q[i]
+            # ⟨g, x⟩ + t ‖W⁻¹g‖
+            along = terms = dual = 0.0
+            for i in range(n):
+                along += g[i] * point[i]
+                terms += abs(g[i] * point[i])
+                dual += (g[i] / weight[i]) ** 2
+            gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
+            if not gap <= tol * max(abs(total), 1e-300):
+                codes[0, b] = UNPROVEN
+                continue
+            multipliers[b, 0] = multiplier
+            values[0, b], values[1, b] = total, gap
+            codes[0, b], codes[1, b] = SOLVED, taken
+
+    @entry
+    def adjoint(
+        first,
+        end,
+        P,
+        weights,
+        radii,
+        eps,
+        x,
+        codes,
+        multipliers,
+        v,  # (B, n), the gradient that arrives
+        u,  # (B, n), and what follows is where the results go
+        nu,  # (B, 1)
+    ):
+        """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
+        _ = stamp
+        n = x.shape[1]
+        L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
+        normal = np.empty(n)
+        for b in range(first, end):
+            out, total = u[b], 0.0
+            for i in range(n):
+                total += v[b, i]
+            fill(0.0, out)
+            nu[b, 0] = 0.0
+            if codes[0, b] != SOLVED or not np.isfinite(total):
+                continue
+            weight = weights[own(b, weights)]
+            radius = radii[own(b, radii), 0]
+            own_P = symmetric(P[own(b, P)], eps)
+            if not _factorised(own_P, weight, multipliers[b, 0], L):
+                continue
+            copy(v[b], out)
+            _inverse(own_P, weight, multipliers[b, 0], L, out)
+            if multipliers[b, 0] > 0:
+                for i in range(n):
+                    normal[i] = weight[i] * weight[i] * x[b, i] / radius
+                along = dot(normal, out, n)
+                across = 0.0
+                _inverse(own_P, weight, multipliers[b, 0], L, normal)
+                for i in range(n):
+                    across += normal[i] * weight[i] * weight[i] * x[b, i] / radius
+                nu[b, 0] = along / across
+                add(out, -nu[b, 0], normal, n)
+
+    return search, adjoint
+
+
+search, adjoint = _on_disk(STAMP)

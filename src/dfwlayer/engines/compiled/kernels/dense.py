@@ -1,0 +1,152 @@
+"""Vectors and triangular factors of one small problem, compiled.
+
+Everything here works in place on arrays that the caller owns, in float64. Sums may be taken in any
+order, so that they run in vector registers; nothing else is assumed about the numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numba
+import numpy as np
+
+__all__ = [
+    "STAMP",
+    "add",
+    "backward",
+    "copy",
+    "dot",
+    "entry",
+    "factor",
+    "fill",
+    "forward",
+    "kernel",
+    "times",
+]
+
+# parts of what is called from Python, which need no way in of their own
+_inner: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+kernel = numba.njit(nogil=True, error_model="numpy", **_inner)
+summing = numba.njit(
+    nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_inner
+)
+entry = numba.njit(nogil=True, error_model="numpy", cache=True)
+
+# Numba looks at the file of a function to see whether what it kept on disk is outdated, not at the
+# files of the functions that it calls; but it does look at the values that a function refers to.
+STAMP = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+SINGULAR = 64.0  # units of rounding of the diagonal: a smaller pivot is what rounding left of zero
+
+
+@summing
+def dot(a, b, n):
+    """Σ a_i b_i over the first n entries."""
+    total = 0.0
+    for i in range(n):
+        total += a[i] * b[i]
+    return total
+
+
+@kernel
+def copy(x, out):
+    """out = x; assigning slices would take seconds to compile."""
+    for i in range(len(out)):
+        out[i] = x[i]
+
+
+@kernel
+def fill(value, out):
+    """out = value."""
+    for i in range(len(out)):
+        out[i] = value
+
+
+@summing
+def add(y, c, x, n):
+    """y += c x."""
+    for i in range(n):
+        y[i] += c * x[i]
+
+
+@summing
+def times(P, x, out):
+    """P x for a symmetric P (n, n), four rows at a time."""
+    n = len(x)
+    i = 0
+    while i + 4 <= n:
+        a = b = c = d = 0.0
+        for j in range(n):
+            v = x[j]
+            a += P[i, j] * v
+            b += P[i + 1, j] * v
+            c += P[i + 2, j] * v
+            d += P[i + 3, j] * v
+        out[i], out[i + 1], out[i + 2], out[i + 3] = a, b, c, d
+        i += 4
+    while i < n:
+        a = 0.0
+        for j in range(n):
+            a += P[i, j] * x[j]
+        out[i] = a
+        i += 1
+
+
+@summing
+def factor(L, n):
+    """The Cholesky factor of the lower triangle of L, in its place; False if it is singular."""
+    eps = np.finfo(np.float64).eps
+    for i in range(n):
+        whole = L[i, i]
+        j = 0
+        # four columns at a time share what is loaded of row i
+        while j + 4 <= i:
+            a, b, c, d = L[i, j], L[i, j + 1], L[i, j + 2], L[i, j + 3]
+            for k in range(j):
+                v = L[i, k]
+                a -= v * L[j, k]
+                b -= v * L[j + 1, k]
+                c -= v * L[j + 2, k]
+                d -= v * L[j + 3, k]
+            a /= L[j, j]
+            b = (b - a * L[j + 1, j]) / L[j + 1, j + 1]
+            c = (c - a * L[j + 2, j] - b * L[j + 2, j + 1]) / L[j + 2, j + 2]
+            d = d - a * L[j + 3, j] - b * L[j + 3, j + 1] - c * L[j + 3, j + 2]
+            L[i, j], L[i, j + 1], L[i, j + 2], L[i, j + 3] = a, b, c, d / L[j + 3, j + 3]
+            j += 4
+        while j < i:
+            a = L[i, j]
+            for k in range(j):
+                a -= L[i, k] * L[j, k]
+            L[i, j] = a / L[j, j]
+            j += 1
+        pivot = whole
+        for k in range(i):
+            pivot -= L[i, k] * L[i, k]
+        if not pivot > SINGULAR * eps * whole:
+            return False
+        L[i, i] = np.sqrt(pivot)
+    return True
+
+
+@summing
+def forward(L, b, n):
+    """L⁻¹ b, in the place of b."""
+    for i in range(n):
+        total = b[i]
+        for j in range(i):
+            total -= L[i, j] * b[j]
+        b[i] = total / L[i, i]
+
+
+@summing
+def backward(L, b, n):
+    """L⁻ᵀ b, in the place of b."""
+    for i in range(n - 1, -1, -1):
+        b[i] /= L[i, i]
+        v = b[i]
+        for j in range(i):
+            b[j] -= v * L[i, j]

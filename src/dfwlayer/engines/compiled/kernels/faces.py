@@ -1,0 +1,165 @@
+"""The minimiser of a quadratic function on a face of a set in normal form, compiled."""
+
+from __future__ import annotations
+
+from dfwlayer.engines.compiled.kernels.dense import (
+    add,
+    backward,
+    copy,
+    dot,
+    factor,
+    forward,
+    kernel,
+    times,
+)
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    EQUATION,
+    FREE,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+)
+
+__all__ = [
+    "FOUND",
+    "GUESS",
+    "NORMALS",
+    "PX",
+    "PY",
+    "SCHUR",
+    "SHORT",
+    "SIDES",
+    "WAY",
+    "X",
+    "Y",
+    "Z",
+    "minimise",
+    "prepare",
+    "slope",
+    "solve",
+]
+
+# Memory for one problem with n coordinates and a table of k lines is a table with n columns, of
+# which these are lines: the iterate, P x, a trial y, P y, where a trial comes from, the way to it,
+# the signs of x in the budgets, and then k lines for the normals of the rows over the free
+# coordinates, and k for L⁻¹ of each. A second one, with k columns, has the multipliers of a
+# projection, two right-hand sides, and k lines for the Schur complement of the rows.
+X, PX, Y, PY, Z, WAY, SIDES, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7
+GUESS, SHORT, FOUND, SCHUR = 0, 1, 2, 3
+
+
+@kernel
+def slope(body, row, i, sides):
+    """The derivative of a row's sum in x_i."""
+    a = body[row, i]
+    return a * sides[i] if body[row, KIND] == BUDGET else a
+
+
+@kernel
+def prepare(P, body, places, multipliers, work, ties, index, L):
+    """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
+
+    Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
+    The integers in ``index`` are the free coordinates, and from n on the rows that hold.
+    """
+    n, k = len(places), len(body)
+    free = held = 0
+    for i in range(n):
+        if places[i] == FREE:
+            index[free] = i
+            free += 1
+    for row in range(ROWS, k):
+        if body[row, KIND] == EQUATION or multipliers[row] > 0:
+            index[n + held] = row
+            held += 1
+    if held > free:
+        return -1, 0
+    dense = len(P) > 0
+    if dense:
+        for a in range(free):
+            i = index[a]
+            for b in range(a + 1):
+                L[a, b] = P[i, index[b]]
+        if not factor(L, free):
+            return -1, 0
+    for j in range(held):
+        normal, reduced = work[NORMALS + j], work[NORMALS + k + j]
+        for a in range(free):
+            normal[a] = slope(body, index[n + j], index[a], work[SIDES])
+            reduced[a] = normal[a]
+        if dense:
+            forward(L, reduced, free)
+        for m in range(j + 1):
+            ties[SCHUR + j, m] = dot(reduced, work[NORMALS + k + m], free)
+    if not factor(ties[SCHUR:], held):
+        return -1, 0
+    return free, held
+
+
+@kernel
+def solve(k, free, held, dense, work, ties, L):
+    """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face.
+
+    z is in line Z and c in line SHORT of the tables; u takes the place of z, ν is in line FOUND.
+    """
+    z, found = work[Z], ties[FOUND]
+    if dense:
+        forward(L, z, free)
+    for j in range(held):
+        found[j] = dot(work[NORMALS + k + j], z, free) - ties[SHORT, j]
+    forward(ties[SCHUR:], found, held)
+    backward(ties[SCHUR:], found, held)
+    for j in range(held):
+        add(z, -found[j], work[NORMALS + k + j], free)
+    if dense:
+        backward(L, z, free)
+
+
+@kernel
+def minimise(P, q, body, places, multipliers, x, work, ties, index, L):
+    """The minimiser x of f on the face, and the multipliers of the rows; False if singular.
+
+    Where coordinates are held is told by ``places``, which rows hold by ``multipliers`` > 0, and
+    the signs in budgets by line SIDES. P x is in line PY afterwards.
+    """
+    n, k = len(q), len(body)
+    free, held = prepare(P, body, places, multipliers, work, ties, index, L)
+    if free < 0:
+        return False
+    dense = len(P) > 0
+    sides, z, py = work[SIDES], work[Z], work[PY]
+    for i in range(n):
+        place = places[i]
+        x[i] = body[LOWER, i] if place == LOW else (body[UPPER, i] if place == HIGH else 0.0)
+    for row in range(k):
+        multipliers[row] = 0.0
+    for attempt in range(3):  # the second time for the rounding of the first
+        if dense:
+            times(P, x, py)
+        else:
+            copy(x, py)
+        if attempt == 2:
+            break
+        for a in range(free):
+            i = index[a]
+            total = py[i] + q[i]
+            for j in range(held):
+                total += multipliers[index[n + j]] * work[NORMALS + j, a]
+            z[a] = -total
+        for j in range(held):
+            row = index[n + j]
+            total = -body[row, TOTAL]
+            for i in range(n):
+                total += slope(body, row, i, sides) * x[i]
+            ties[SHORT, j] = -total
+        solve(k, free, held, dense, work, ties, L)
+        for a in range(free):
+            x[index[a]] += z[a]
+        for j in range(held):
+            multipliers[index[n + j]] += ties[FOUND, j]
+    return True

@@ -1,0 +1,67 @@
+"""Rounding: how much of it there is, dtypes, matrices that are symmetric but for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import kernel
+
+__all__ = [
+    "CLEAR",
+    "DOUBLE",
+    "DOUBTED",
+    "LARGEST",
+    "LOST",
+    "ROUNDING",
+    "SMALLEST",
+    "SOLVED",
+    "UNFIT",
+    "UNPROVEN",
+    "UNSETTLED",
+    "own",
+    "rounded",
+    "symmetric",
+]
+
+# what became of a problem: solved, or left to others, because its numbers are not for this code, no
+# face was found to be that of the solution, that was a matter of rounding, x could not be made
+# feasible by a nudge, or the gap is too large
+SOLVED, UNFIT, LOST, DOUBTED, UNSETTLED, UNPROVEN = 0, 1, 2, 3, 4, 5
+
+ROUNDING = 16.0  # units of rounding that a sum of products is taken to be off by
+CLEAR = 64.0  # times rounding: multipliers and slacks beyond that are no rounding
+LARGEST, SMALLEST = 1e60, 1e-60  # numbers whose products of three and squares are numbers
+SKEW = 8.0  # units of rounding of the dtype, times √n: |P − Pᵀ| against the largest entry of P
+SINGLE, DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
+
+
+@kernel
+def rounded(value, eps):
+    """In the dtype that has this eps."""
+    return float(np.float32(value)) if eps == SINGLE else value
+
+
+@kernel
+def symmetric(P, eps):
+    """P, its symmetric part if it is symmetric to rounding only, or nothing if it is not."""
+    n = len(P)
+    largest = skew = 0.0
+    for i in range(n):
+        largest = max(largest, abs(P[i, i]))
+        for j in range(i):
+            skew = max(skew, abs(P[i, j] - P[j, i]))
+    if skew == 0:
+        return P
+    if not skew <= SKEW * eps * np.sqrt(n) * largest:
+        return np.empty((0, 0))
+    out = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            out[i, j] = out[j, i] = 0.5 * (P[i, j] + P[j, i])
+    return out
+
+
+@kernel
+def own(b, shared):
+    """The place of problem b in an array that may be shared by all."""
+    return b if len(shared) > 1 else 0

@@ -1,0 +1,232 @@
+"""Projections onto a set in normal form, compiled.
+
+A set of one problem is a list of blocks of coordinates, each with bounds l ≤ x ≤ u and at most two
+rows that tie its coordinates together: a budget Σ w_i |x_i| ≤ t or an equation ⟨a, x⟩ = b, and an
+equation. The point nearest to z is, with one multiplier λ for each row,
+
+    x_i = clip(soft(z_i − Σ λ_eq a_i, λ_budget w_i), l_i, u_i),
+
+and what a row adds up to falls with its multiplier, in straight pieces. So one multiplier is found
+by Newton's method within a bracket, which ends on the right piece exactly, and two by doing that
+for each trial of the second one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import kernel
+
+__all__ = [
+    "BUDGET",
+    "EQUATION",
+    "FREE",
+    "HIGH",
+    "KIND",
+    "LOW",
+    "LOWER",
+    "ROWS",
+    "TOTAL",
+    "UPPER",
+    "ZERO",
+    "project",
+]
+
+EQUATION, BUDGET = 0.0, 1.0  # kinds of rows
+FREE, LOW, HIGH, ZERO = 0, 1, 2, 3  # where a coordinate is; ZERO is at the kink of |x| in a budget
+
+TRIALS = 100  # most values of a multiplier; about five are needed
+
+# The set of one problem is a table with n + 2 columns. Its first two lines are l and u, which may
+# be infinite; each of the others is a row of the set: w ≥ 0 or a, zero outside of its block, then t
+# or b, then its kind. A block is four integers: its first coordinate, the end of its coordinates,
+# its first line in the table, the end of its lines.
+LOWER, UPPER, ROWS = 0, 1, 2
+TOTAL, KIND = -2, -1
+
+
+@kernel
+def _clip(y, low, high):
+    return low if y < low else (high if y > high else y)
+
+
+@kernel
+def _walk(body, row, multiplier, z, x, first, end):
+    """x for a multiplier of that row; what the row adds up to, how fast that falls, its size."""
+    total = slope = size = 0.0
+    budget = body[row, KIND] == BUDGET
+    for i in range(first, end):
+        a = body[row, i]
+        low, high = body[LOWER, i], body[UPPER, i]
+        if budget:
+            y = abs(z[i]) - multiplier * a
+            y = 0.0 if y <= 0 and a > 0 else (y if z[i] >= 0 else -y)
+            c = _clip(y, low, high)
+            total += a * abs(c)
+            if y != 0 and low <= y <= high:
+                slope += a * a
+        else:
+            y = z[i] - multiplier * a
+            c = _clip(y, low, high)
+            total += a * c
+            size += abs(a * c)
+            if low <= y <= high:
+                slope += a * a
+        x[i] = c
+    return total, slope, (total if budget else size)
+
+
+@kernel
+def _next_bend(body, row, multiplier, z, first, end, up):
+    """The nearest multiplier in that direction where the row's sum moves again, NaN if none."""
+    found = np.nan
+    budget = body[row, KIND] == BUDGET
+    for i in range(first, end):
+        a = body[row, i]
+        if a == 0:
+            continue
+        for side in range(2):
+            bound = body[LOWER, i] if side == 0 else body[UPPER, i]
+            at = (abs(z[i]) - abs(bound)) / a if budget else (z[i] - bound) / a
+            ahead = at > multiplier if up else at < multiplier
+            if ahead and np.isfinite(at):
+                nearer = np.isnan(found) or (at < found if up else at > found)
+                if nearer:
+                    found = at
+    return found
+
+
+@kernel
+def _meet(body, row, start, z, x, first, end):
+    """The multiplier for which a row holds, NaN if there is none; x for it."""
+    eps = np.finfo(np.float64).eps
+    target = body[row, TOTAL]
+    budget = body[row, KIND] == BUDGET
+    least, most = -np.inf, np.inf
+    at = 0.0 if budget else start
+    close = eps * (2 + 0.25 * (end - first))  # rounding of the sum
+    for trial in range(TRIALS):
+        total, slope, size = _walk(body, row, at, z, x, first, end)
+        excess = total - target
+        if budget and trial == 0 and excess <= 0:
+            return 0.0
+        if abs(excess) <= close * (size + abs(target)):
+            return at
+        if excess > 0:
+            least = at
+        else:
+            most = at
+        if slope > 0:
+            new = at + excess / slope
+        else:
+            new = _next_bend(body, row, at, z, first, end, excess > 0)
+            if np.isnan(new):
+                return np.nan
+        if new == at:
+            return at
+        if not least < new < most:
+            new = 0.5 * (least + most)  # finite, as no step goes beyond an end that is not there
+            if not least < new < most:
+                return at  # to the last digit
+        at = new
+    return np.nan
+
+
+@kernel
+def _meet_both(body, first_row, start, z, x, first, end, shifted):
+    """The multipliers of two rows, the second an equation, NaN where there are none; x for them."""
+    eps = np.finfo(np.float64).eps
+    outer = first_row + 1
+    target = body[outer, TOTAL]
+    least, most = -np.inf, np.inf
+    at, inner = start[outer], start[first_row]
+    close = eps * (4 + 0.5 * (end - first))
+    reach = 1.0
+    for _ in range(TRIALS):
+        for i in range(first, end):
+            shifted[i] = z[i] - at * body[outer, i]
+        inner = _meet(body, first_row, inner, shifted, x, first, end)
+        if np.isnan(inner):
+            return np.nan, np.nan
+        total = size = own = mixed = other = widest = 0.0
+        budget = body[first_row, KIND] == BUDGET
+        for i in range(first, end):
+            a, c = body[outer, i], x[i]
+            total += a * c
+            size += abs(a * c)
+            widest = max(widest, abs(a))
+            if body[LOWER, i] < c < body[UPPER, i]:
+                s = body[first_row, i]
+                if budget:
+                    if inner > 0 and s > 0 and c == 0:
+                        continue
+                    s = s if c >= 0 else -s
+                own += a * a
+                mixed += a * s
+                other += s * s
+        slope = own
+        if other > 0 and (not budget or inner > 0):
+            slope -= mixed * mixed / other
+        excess = total - target
+        if abs(excess) <= close * (size + abs(target)):
+            return inner, at
+        if excess > 0:
+            least = at
+        else:
+            most = at
+        if slope > 1e-10 * own:
+            new = at + excess / slope
+        else:
+            new = at + (reach if excess > 0 else -reach) / max(widest, 1e-300)
+            reach *= 4
+        if new == at:
+            return inner, at
+        if not least < new < most:
+            new = 0.5 * (least + most)
+            if not least < new < most:
+                return inner, at
+        at = new
+    return np.nan, np.nan
+
+
+@kernel
+def project(body, blocks, z, x, multipliers, places, shifted):
+    """The point x next to z; multipliers are a guess and the result. False if none was found.
+
+    ``places`` says which coordinates are held where, ``shifted`` is scratch, all (n,).
+    """
+    for block in range(len(blocks)):
+        first, end, row, last = blocks[block]
+        count = last - row
+        if count == 0:
+            for i in range(first, end):
+                x[i] = _clip(z[i], body[LOWER, i], body[UPPER, i])
+        elif count == 1:
+            multipliers[row] = _meet(body, row, multipliers[row], z, x, first, end)
+            if np.isnan(multipliers[row]):
+                return False
+        else:
+            both = _meet_both(body, row, multipliers, z, x, first, end, shifted)
+            multipliers[row], multipliers[row + 1] = both
+            if np.isnan(both[1]):
+                return False
+        for i in range(first, end):
+            low, high = body[LOWER, i], body[UPPER, i]
+            y, hold = z[i], 0.0
+            for r in range(row, last):
+                if body[r, KIND] == BUDGET:
+                    hold = multipliers[r] * body[r, i]
+                else:
+                    y -= multipliers[r] * body[r, i]
+            kinked = hold > 0 and abs(y) <= hold
+            if kinked:
+                y = 0.0
+            elif hold > 0:
+                y -= hold if y > 0 else -hold
+            if y <= low or low == high:
+                places[i] = LOW
+            elif y >= high:
+                places[i] = HIGH
+            else:
+                places[i] = ZERO if kinked else FREE
+    return True

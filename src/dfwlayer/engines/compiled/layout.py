@@ -1,0 +1,387 @@
+"""The arguments of a solve as the arrays that compiled code reads, and its results as gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.region import Round
+from dfwlayer.engines.compiled.kernels import ball, search
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    EQUATION,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+)
+from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.objectives.base import Objective
+
+__all__ = ["Layout", "Results", "lay_out"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Gradients = list[Tensor | None]
+
+
+class Results(NamedTuple):
+    """What was found of a batch."""
+
+    x: Array  # (B, n)
+    values: Array  # (2, B): f and the gap
+    codes: Array  # (2, B): what became of a problem, and steps
+    multipliers: Array  # (B, k)
+    face: tuple[Array, ...]  # what else a set keeps, (B, n) each
+
+    @classmethod
+    def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
+        """Memory for them."""
+        return cls(
+            np.empty((batch, n)),
+            np.zeros((2, batch)),
+            np.zeros((2, batch), np.int64),
+            np.zeros((batch, k)),
+            tuple(np.empty((batch, n), kind) for kind in face),
+        )
+
+
+class Adjoint(NamedTuple):
+    """The solution of the adjoint system: P u + Σ ν_j a_j = v on the face."""
+
+    u: Array  # (B, n)
+    nu: Array  # (B, k)
+    rest: Array | None  # (B, n), v − P u − Σ ν_j a_j, where a set asks for it
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """The objectives in float64; what is shared by all has a first dimension of 1."""
+
+    matrix: Tensor | None
+    vector: Tensor
+    squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
+    P: Array  # (·, n, n) or empty
+    q: Array  # (·, n)
+    A: Array  # (·, m, n) or empty
+    b: Array  # (·, m)
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return self.P, self.q, self.A, self.b
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.matrix, self.vector
+
+    def pullback(self, asked: Sequence[bool], x: Array, u: Array) -> Gradients:
+        """Gradients in `tensors`."""
+        to_matrix = asked[0] and self.matrix is not None
+        if not self.squared:
+            of_matrix = _outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if to_matrix else None
+            return [of_matrix, _summed(self.vector, -u) if asked[1] else None]
+        # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
+        moved = np.matmul(self.A, u[..., None])[..., 0]
+        of_matrix = None
+        if to_matrix:
+            residual = np.matmul(self.A, x[..., None])[..., 0] - self.b
+            of_matrix = _outer(self.matrix, (-moved, x), (-residual, u))
+        return [of_matrix, _summed(self.vector, moved) if asked[1] else None]
+
+
+class Sets(Protocol):
+    """The sets of a batch, and the compiled code for them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a gradient may be asked for."""
+
+    def search(
+        self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
+    ) -> Results:
+        """Solve, with eps of the dtype, the tolerance and the most steps."""
+
+    def adjoint(self, objective: Quadratics, found: Results, v: Array, eps: float) -> Adjoint:
+        """Solve the adjoint system."""
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Gradients in `tensors`."""
+
+
+class Row(NamedTuple):
+    """A budget or an equation."""
+
+    kind: float
+    slope: Tensor
+    total: Tensor
+    first: int  # coordinate
+    end: int
+
+
+@dataclass(frozen=True)
+class Polytopes:
+    """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.polytope`."""
+
+    bounds: tuple[tuple[Tensor, Tensor, int, int], ...]  # l and u of each block, its coordinates
+    rows: tuple[Row, ...]
+    bodies: Array  # (·, k, n + 2)
+    blocks: Array  # (·, 4)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        sides = (side for low, high, *_ in self.bounds for side in (low, high))
+        ties = (part for row in self.rows for part in (row.slope, row.total))
+        return (*sides, *ties)
+
+    def search(
+        self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
+    ) -> Results:
+        n, k = start.shape[1], self.bodies.shape[1]
+        found = Results.blank(batch, n, k, np.int8, np.float64)
+        x, values, codes, multipliers, (places, sides) = found
+        given = *objective.arrays, self.bodies, self.blocks, start, *limits
+        results = x, values, codes, places, sides, multipliers
+        spread(
+            lambda first, end: search.search(first, end, *given, *results),
+            batch,
+            15 * n * n + n**3 // 3 + 1000 * n,
+        )
+        return found
+
+    def adjoint(self, objective: Quadratics, found: Results, v: Array, eps: float) -> Adjoint:
+        out = Adjoint(np.empty_like(v), np.empty_like(found.multipliers), np.empty_like(v))
+        face = found.codes, *found.face, found.multipliers
+        given = objective.P, self.bodies, eps, *face, v, *out
+        batch, n = v.shape
+        spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
+        return out
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        want = iter(asked)
+        places, sides = found.face
+        u, nu, rest = adjoint
+        assert rest is not None
+        gradients: Gradients = []
+        for low, high, first, end in self.bounds:
+            for side, place in ((low, LOW), (high, HIGH)):
+                held: Array | None = None
+                if next(want):
+                    held = np.where(places[:, first:end] == place, rest[:, first:end], 0.0)
+                gradients.append(None if held is None else _summed(side, held))
+        for j, row in enumerate(self.rows, start=ROWS):
+            at, own = slice(row.first, row.end), slice(j, j + 1)
+            pull: Array | None = None
+            if next(want):
+                pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
+                pull = pull * sides[:, at] if row.kind == BUDGET else pull
+            gradients.append(None if pull is None else _summed(row.slope, pull))
+            gradients.append(_summed(row.total, nu[:, own]) if next(want) else None)
+        return gradients
+
+
+@dataclass(frozen=True)
+class Balls:
+    """Weighted ℓ2 balls, see `dfwlayer.engines.compiled.ball`."""
+
+    weight: Tensor
+    radius: Tensor
+    weights: Array  # |w|, (·, n)
+    radii: Array  # (·, 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.weight, self.radius
+
+    def search(
+        self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
+    ) -> Results:
+        n = start.shape[1]
+        found = Results.blank(batch, n, 1)
+        given = *objective.arrays, self.weights, self.radii, *limits, *found[:4]
+        spread(lambda first, end: ball.search(first, end, *given), batch, 2 * n**3 + 500 * n)
+        return found
+
+    def adjoint(self, objective: Quadratics, found: Results, v: Array, eps: float) -> Adjoint:
+        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        given = objective.P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers
+        batch, n = v.shape
+        spread(
+            lambda first, end: ball.adjoint(first, end, *given, v, u, nu),
+            batch,
+            n**3 // 3 + 100 * n,
+        )
+        return Adjoint(u, nu, None)
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Of λW²x, which has no other part along u, and of ‖Wx‖ − t."""
+        of_weight: Tensor | None = None
+        if asked[0]:
+            pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
+            of_weight = _summed(self.weight, -self.weights * found.x * pull)
+        return [of_weight, _summed(self.radius, adjoint.nu) if asked[1] else None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch of problems."""
+
+    objective: Quadratics
+    sets: Sets
+    n: int
+    batch: int | None
+    dtype: torch.dtype
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a gradient may be asked for, those of the objective first."""
+        return (*self.objective.tensors, *self.sets.tensors)
+
+    def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
+        """Gradients in `tensors` from one in x (B, n)."""
+        adjoint = self.sets.adjoint(self.objective, found, v, torch.finfo(self.dtype).eps)
+        of_objective = self.objective.pullback(asked[:2], found.x, adjoint.u)
+        if not any(asked[2:]):
+            return of_objective + [None] * len(asked[2:])
+        return of_objective + self.sets.pullback(asked[2:], found, adjoint)
+
+
+def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
+    """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
+    dense = objective.dense()
+    if dense is None:
+        return None
+    matrix, vector, squared = dense
+    n, dtype = objective.shape[0], vector.dtype
+    batch = _Batch(dtype)
+    if dtype not in (torch.float64, torch.float32):
+        return None
+    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
+        return None
+    like = vector.new_empty(n) if squared else vector.detach()
+    form = constraint.normal_form(like) if constraint.is_plain(like) else None
+    sets = None if form is None else _sets(form, n, batch)
+    if sets is None:
+        return None
+    none = np.zeros((1, 0, n))
+    P, q, A, b = none[:, :, :0], _array(vector, 1), none, none[:, :, 0]
+    if squared:
+        assert matrix is not None
+        A, b = _array(matrix, 2), q
+        P = np.matmul(np.swapaxes(A, -2, -1), A)
+        q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
+    elif matrix is not None:
+        P = _array(matrix, 2)
+    return Layout(Quadratics(matrix, vector, squared, P, q, A, b), sets, n, batch.size, dtype)
+
+
+def _sets(form: Sequence[tuple[Any, int]], n: int, batch: _Batch) -> Sets | None:
+    """Blocks in normal form as arrays."""
+    if isinstance(form[0][0], Round):
+        ((weight, radius), _), *others = form
+        if others or not batch.fits(weight, 1) or not batch.fits(radius, 1):
+            return None
+        size = np.abs(_array(weight, 1))
+        wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
+        return Balls(weight, radius, wide, _array(radius, 1))
+    bounds: list[tuple[Tensor, Tensor, int, int]] = []
+    rows: list[Row] = []
+    blocks, first = [], 0
+    for facets, count in form:
+        if isinstance(facets, Round):
+            return None
+        end, tied = first + count, len(rows)
+        bounds.append((facets.lower, facets.upper, first, end))
+        if facets.weight is not None:
+            rows.append(Row(BUDGET, facets.weight, facets.radius, first, end))
+        rows += [Row(EQUATION, a, b, first, end) for a, b in facets.equations]
+        if len(rows) - tied > 2:
+            return None
+        blocks.append((first, end, ROWS + tied, ROWS + len(rows)))
+        first = end
+    parts = [part for low, high, *_ in bounds for part in (low, high)]
+    parts += [part for row in rows for part in (row.slope, row.total)]
+    if first != n or not all(batch.fits(part, 1) for part in parts):
+        return None
+    bodies = _bodies(bounds, rows, n)
+    return Polytopes(tuple(bounds), tuple(rows), bodies, np.array(blocks, np.int64))
+
+
+def _bodies(bounds: list[tuple[Tensor, Tensor, int, int]], rows: list[Row], n: int) -> Array:
+    """The tables of the sets, one for all problems or one for each."""
+    sides = [(_array(low, 1), _array(high, 1), first, end) for low, high, first, end in bounds]
+    ties = [(_array(row.slope, 1), _array(row.total, 1), row) for row in rows]
+    shared = [part for low, high, *_ in sides for part in (low, high)]
+    shared += [part for slope, total, _ in ties for part in (slope, total)]
+    size = max(map(len, shared))
+    table = np.zeros((size, ROWS + len(rows), n + 2))
+    for low, high, first, end in sides:
+        table[:, LOWER, first:end] = low
+        table[:, UPPER, first:end] = high
+    for line, (slope, total, row) in enumerate(ties, start=ROWS):
+        table[:, line, row.first : row.end] = slope
+        table[:, line, TOTAL] = total[:, 0]
+        table[:, line, KIND] = row.kind
+    return table
+
+
+class _Batch:
+    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.size: int | None = None
+
+    def fits(self, tensor: Tensor | None, rank: int) -> bool:
+        """Whether a tensor is plain and goes with those before it."""
+        if tensor is None:
+            return True
+        if type(tensor) not in (Tensor, Parameter) or tensor.dtype != self.dtype:
+            return False
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return False
+        lead = tensor.dim() - rank
+        if lead < 1:
+            return lead == 0 or rank == 1
+        size = len(tensor)
+        if lead > 1 or size == 0:
+            return False
+        if self.size is None or self.size == 1:
+            self.size = size
+        return size in (1, self.size)
+
+
+def _array(tensor: Tensor, rank: int) -> Array:
+    """In float64, with one dimension more than one problem's."""
+    found: Array = tensor.detach().to(torch.float64).numpy()
+    if found.ndim < rank:
+        found = found.reshape(1)
+    if found.ndim == rank:
+        found = found[None]
+    return np.ascontiguousarray(found)
+
+
+def _outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
+    """Σ a bᵀ over the pairs and over the problems that share a matrix."""
+    assert like is not None
+    if like.dim() == 2 or len(like) == 1:
+        total = sum(a.T @ b for a, b in pairs)
+    else:
+        total = sum(a[:, :, None] * b[:, None, :] for a, b in pairs)
+    return torch.from_numpy(np.asarray(total)).to(like.dtype).reshape(like.shape)
+
+
+def _summed(like: Tensor, each: Array) -> Tensor:  # each (B, ·)
+    """One gradient for each problem, summed over what shares the tensor."""
+    gradient = torch.from_numpy(np.ascontiguousarray(each))
+    if like.dim() < 2:
+        gradient = gradient.sum(0) if len(each) > 1 else gradient[0]
+    return gradient.sum_to_size(like.shape).to(like.dtype)
