@@ -23,7 +23,7 @@ from dfwlayer.layer import DFWLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
-from dfwlayer.solve import solve
+from dfwlayer.solve import solve, warm_up
 from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
 from dfwlayer.temperature import Anneal, Constant
 
@@ -66,4 +66,5 @@ __all__ = [
     "Status",
     "project_l1_box",
     "solve",
+    "warm_up",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, shown
 from dfwlayer.certificate import certified
+from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
@@ -28,12 +29,13 @@ from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
+from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
 
-__all__ = ["check_settings", "solve"]
+__all__ = ["check_settings", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
 
@@ -99,6 +101,25 @@ def solve(
         if in_transform(arguments):
             return through_transforms(_solution, arguments, settings)
         return _solution(arguments, settings)
+
+
+def warm_up() -> bool:
+    """Compile now what the first small problems would have to wait for.
+
+    The first solve of a small problem on the CPU compiles the code for it, which takes some seconds;
+    afterwards it is on disk, and a new process loads it in less than one. Call this where a wait
+    does no harm: when an image is built, before workers are forked, at the start of a program.
+
+    Returns:
+        Whether there is compiled code; without Numba tensor operations solve everything.
+
+    """
+    with compiled.using(True), torch.enable_grad():
+        for p in (1.0, 2.0):  # flat sets and round ones
+            q = torch.ones(2, dtype=torch.float64, requires_grad=True)
+            x = solve(Quadratic(torch.eye(2, dtype=q.dtype), q), LpBall(p)).x
+            torch.autograd.grad(x.sum(), q)
+    return compiled.available()
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from dfwlayer.engines import compiled
 from dfwlayer.ops import graphs
 
 Result = TypeVar("Result")
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Place:
-    """A device and an engine, "eager" or "graph"."""
+    """A device and an engine, "eager", "graph" or "compiled"."""
 
     device: str
     engine: str
@@ -29,8 +30,8 @@ class Place:
         The first call of a shape is not recorded, the second one is, and later ones are replayed.
         """
         graphs.clear_graphs()
-        with pytest.MonkeyPatch.context() as patch:
-            if self.engine == "eager":
+        with compiled.using(self.engine == "compiled"), pytest.MonkeyPatch.context() as patch:
+            if self.engine != "graph":
                 patch.setattr(graphs, "WARM_UP", sys.maxsize)
                 return calculate()
             for _ in range(2):
@@ -42,6 +43,7 @@ class Place:
 CPU = Place("cpu", "eager")
 PLACES = (
     CPU,
+    Place("cpu", "compiled"),
     pytest.param(Place("cuda", "eager"), marks=pytest.mark.cuda),
     pytest.param(Place("cuda", "graph"), marks=pytest.mark.cuda),
 )

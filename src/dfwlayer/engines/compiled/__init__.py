@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.methods.base import Settings
 
-__all__ = ["attempt", "using", "warm_up"]
+__all__ = ["attempt", "available", "using"]
 
 _Attempt = Callable[[Arguments, Settings], Attempt | None]
 
@@ -44,6 +44,11 @@ def using(compiled: bool) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(before)
+
+
+def available() -> bool:
+    """Whether there is compiled code to be had, once it was asked for."""
+    return (_loaded[0] if _loaded else _load()) is not None
 
 
 def _load() -> _Attempt | None:
