@@ -33,7 +33,7 @@ def some(lead, dtype, *, low=0.0, high=1.0, entries=True):
 
 def through_the_middle(normal):
     """Of a simplex with caps."""
-    return dfw.PlaneCut(dfw.CappedSimplex(1.0, 0.4), normal, normal.detach().mean(-1))
+    return dfw.PlaneCut(dfw.CappedSimplex(1.0, 0.4), normal, leaf(normal.detach().mean(-1)))
 
 
 SETS = {
@@ -229,7 +229,7 @@ def test_whole_numbers(seed, n, name, f32):
     with compiled.using(False):
         other = dfw.solve(dfw.Quadratic(P, q), body)
     size = 1 + float(other.x.abs().max())
-    torch.testing.assert_close(sol.x, other.x, atol=1e3 * eps * size, rtol=0)
+    torch.testing.assert_close(sol.x, other.x, atol=max(1e3 * eps, 1e-8) * size, rtol=0)
     # in float64 a gap can be told from zero where it cannot in float32
     assert ((sol.status == other.status) | sol.converged).all()
 
