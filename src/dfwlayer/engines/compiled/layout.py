@@ -370,18 +370,22 @@ def _array(tensor: Tensor, rank: int) -> Array:
 
 
 def _outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
-    """Σ a bᵀ over the pairs and over the problems that share a matrix."""
+    """Σ a bᵀ over two pairs and over the problems that share a matrix."""
     assert like is not None
+    (a, b), (c, d) = pairs
     if like.dim() == 2 or len(like) == 1:
-        total = sum(a.T @ b for a, b in pairs)
+        total = a.T @ b + c.T @ d
     else:
-        total = sum(a[:, :, None] * b[:, None, :] for a, b in pairs)
-    return torch.from_numpy(np.asarray(total)).to(like.dtype).reshape(like.shape)
+        total = a[:, :, None] * b[:, None, :]
+        total += c[:, :, None] * d[:, None, :]
+    return torch.from_numpy(total).to(like.dtype).reshape(like.shape)
 
 
 def _summed(like: Tensor, each: Array) -> Tensor:  # each (B, ·)
     """One gradient for each problem, summed over what shares the tensor."""
-    gradient = torch.from_numpy(np.ascontiguousarray(each))
     if like.dim() < 2:
-        gradient = gradient.sum(0) if len(each) > 1 else gradient[0]
-    return gradient.sum_to_size(like.shape).to(like.dtype)
+        each = each.sum(0) if len(each) > 1 else each[0]
+    gradient = torch.from_numpy(np.ascontiguousarray(each))
+    if gradient.shape != like.shape:
+        gradient = gradient.sum_to_size(like.shape)
+    return gradient.to(like.dtype)
