@@ -546,7 +546,9 @@ class Rounds:
         at = self.at
         d = at.x - self.problem.constraint.vertex(at.gradient)
         scale = self.problem.objective.scale(at.x, at.gradient)
-        return number(scale.blur(d).squeeze(-1) / ROUNDING)
+        noise = scale.blur(d).squeeze(-1) / ROUNDING
+        terms = self.problem.constraint.lowest_terms(at.gradient)
+        return number(noise if terms is None else noise + torch.finfo(at.x.dtype).eps * terms)
 
     def _floor(self, face: Face) -> Scalar:
         """The rounding of ∇f(x) along the face.
