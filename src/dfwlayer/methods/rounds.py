@@ -486,11 +486,16 @@ class Rounds:
         at = self.at
         rounding = at.blur
         size = found.steepest
+        met = at.steepest
+        if any_row(found.flattest < 0):
+            # where f is flat along the face, no step may have met the curvature that it has
+            own = self.problem.objective.scale(at.x, at.gradient).curvature.amax(-1)
+            met = maximum(met, number(own.expand(at.x.shape[:-1])))
         bend = face.curvature_diagonal() if face.bends and len(face.normals) <= 1 else None
         # without a preconditioner curvature is f's own, of which some face may have none but the
         # rounding of the steepest
         plain = fill(0.0, size) == 0 if bend is None else number((bend == 0).all(-1)) != 0
-        size = select(plain, maximum(size, at.steepest), size)
+        size = select(plain, maximum(size, met), size)
         if not face.bends or face.free is not None:
             # the curvature of matrices of one rank is not positive before the solution is reached
             at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
