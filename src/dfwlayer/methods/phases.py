@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.methods.base import Problem
+from dfwlayer.methods.base import Problem, gap_of
 from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops.kernels import steps as kernels
@@ -75,6 +75,15 @@ class Iterate:
         """Take a new point for some problems."""
         self.x, self.gradient = keep(rows, x, self.x), keep(rows, gradient, self.gradient)
         self.value = select(rows, value, self.value)
+
+    def gap(self, x: Tensor, gradient: Tensor) -> Scalar:
+        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
+        unbounded = self.problem.unbounded
+        gap = number(gap_of(self.problem.constraint, x, gradient, unbounded))
+        if unbounded is not None:
+            g = torch.where(unbounded, gradient, 0)
+            gap = gap + inner(g.abs(), x.abs()) + ratio(inner(g, g), self.steepest, 0.0)
+        return gap
 
     def rounding(self) -> Scalar:
         """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""

@@ -12,8 +12,9 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
-from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton, newton_step
+from dfwlayer.methods.augmented_newton import augmented_newton
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.ops.rows import (
@@ -47,7 +48,7 @@ FLOOR = 100  # times the rounding of the gap, above which a gap is not what roun
 STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
-BETWEEN = 150  # steps from one turn of damped Newton steps to the next
+BETWEEN = 150  # steps from one turn of augmented Newton steps to the next
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -251,7 +252,7 @@ class Rounds:
             if seen(turn):
                 self._follow(turn)  # all there is to do where f is linear
                 if not minimise_models(at, turn):
-                    damped_newton(at, turn)
+                    augmented_newton(at, turn)
                     self.bent = True
                     self.next_turn = select(turn, at.left - BETWEEN, self.next_turn)
                     if isinstance(self.phase, Splitting):
@@ -357,11 +358,12 @@ class Rounds:
         """Measure the gap, keep the best point, and end the problems that are done."""
         at = self.at
         finfo = torch.finfo(at.x.dtype)
-        gap = self._gap(at.x, at.gradient)
+        gap = at.gap(at.x, at.gradient)
+        blur = self._blur(at.x, at.gradient)
         # of points that the gap cannot tell apart the last one is the most exact
-        better = rows & ((gap < self.best_gap) | (gap <= self._blur(at.x, at.gradient)))
+        better = rows & ((gap < self.best_gap) | (gap <= blur))
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
-        halved = gap < 0.5 * self.best_gap
+        halved = (gap < 0.5 * self.best_gap) & (self.best_gap > blur)
         advanced = fell | halved
         self.paid = self.paid & halved
         self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
@@ -393,7 +395,7 @@ class Rounds:
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
                 over = over | (self.tried & (self.unhalved >= patience))
-            floor = self.best_gap <= maximum(FLOOR * noise, self._blur(at.x, at.gradient))
+            floor = self.best_gap <= maximum(FLOOR * noise, blur)
             # so close to rounding, f may fall by its own rounding for ever where it tends to zero
             weary = self.tried & (self.unhalved >= patience)
             ended = ended | (rows & (((over | weary) & floor) | lost))
@@ -433,9 +435,9 @@ class Rounds:
         if not any_row(rows):
             return rows
         at = self.at
-        least = maximum(self._gap(at.x, at.gradient), self._blur(x, gradient))
+        least = maximum(at.gap(at.x, at.gradient), self._blur(x, gradient))
         falls = inner(gradient + at.gradient, x - at.x) < 0
-        return (self._gap(x, gradient) <= least) | falls
+        return (at.gap(x, gradient) <= least) | falls
 
     def _idle(self, rows: Mask, u: Tensor) -> Mask:
         """Which of these steps were not worth taking: the model promised no more than rounding."""
@@ -532,15 +534,6 @@ class Rounds:
             )  # where it was, there was more to gain
             rows = select_mask(fell, False, rows) & (at.left >= 1)
             gamma = 0.25 * gamma
-
-    def _gap(self, x: Tensor, gradient: Tensor) -> Scalar:
-        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
-        gap = number(gap_of(self.problem.constraint, x, gradient, self.problem.unbounded))
-        if self.problem.unbounded is not None:
-            g = torch.where(self.problem.unbounded, gradient, 0)
-            square = ratio(inner(g, g), self.at.steepest, 0.0)
-            gap = gap + inner(g.abs(), x.abs()) + square
-        return gap
 
     def _blur(self, x: Tensor, gradient: Tensor) -> Scalar:
         """Rounding of the two terms of the gap, for a gradient without any."""
