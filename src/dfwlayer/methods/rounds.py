@@ -96,6 +96,7 @@ class Rounds:
     """The state of one solve by `ProjectedNewton`, whose class says what a round is."""
 
     second_looks = 2  # at a solution that may be on a wrong face
+    newton_looks = 4  # at one whose last step leaves something to square
 
     def __init__(self, method: Plan, problem: Problem, x: Tensor, settings: Settings) -> None:
         self.method = method
@@ -123,6 +124,7 @@ class Rounds:
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds
+        self.sharpening = none  # the last polish was a step of Newton's, and the next one squares it
         self.refused = none  # the last polish would have raised f: x is not on the right face
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
@@ -321,7 +323,8 @@ class Rounds:
         value = number(tensor)
         at.left = select(rows, at.left - 1, at.left)
         lower = value < at.value
-        level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
+        # both points are in the set to rounding, and f lower by ⟨∇f, x⟩ times that outside of it
+        level = absolute(value - at.value) <= 4 * eps * absolute(at.value) + self._blur(x, gradient)
         taken = rows & select_mask(level, self._no_worse(rows & level, x, gradient), lower)
         length = inner(found.u, found.u)
         if system.face.bends or not objective.quadratic:
@@ -336,6 +339,8 @@ class Rounds:
         idle = self._idle(select_mask(taken, False, rows & level), found.u)
         self.exact = select_mask(rows, select_mask(taken, sharp, idle), self.exact)
         self.refused = select_mask(rows, (taken | idle) == 0, self.refused)
+        if self.modelled:
+            self.sharpening = select_mask(rows, select_mask(sharp, False, taken), self.sharpening)
         if not objective.quadratic:
             # a Newton step that paid off is followed by another one; where f is flatter than a
             # quadratic at its minimum, each brings but a part of a digit
@@ -374,8 +379,9 @@ class Rounds:
         # with a margin for the rounding of the final certificate, which has the last word
         close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
         # where it is not on the right face, one more search may bring the last digits
-        # (and where the polish was a step of Newton's, one more brings those that it squares)
-        enough = self.closed >= self.second_looks
+        # (and where the polish was a step of Newton's, more bring those that it squares)
+        squares = self.sharpening & (self.closed < self.newton_looks)
+        enough = select_mask(squares, False, self.closed >= self.second_looks)
         if not self.modelled:
             enough = enough | (self.refused == 0)
         enough = self.close & enough
@@ -385,7 +391,9 @@ class Rounds:
             noise = self._noise()
             lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
             # the gap of a point on a curved face is lost at half of x's digits
-            lost = lost & (self.exact | self.close | (self.stalled >= 1))
+            lost = lost & (
+                self.exact | select_mask(squares, False, self.close) | (self.stalled >= 1)
+            )
             # an exact solve that has brought the gap far below its rounding is the last one, though
             # f may go on falling where it tends to zero
             far_below = self.best_gap <= (0.01 if self.second_looks else 2.0) * noise
@@ -569,7 +577,7 @@ class RecordedRounds(Rounds):
     on without a graph.
     """
 
-    second_looks = 0
+    second_looks = newton_looks = 0
 
     def __init__(self, method: Plan, problem: Problem, x: Tensor, settings: Settings) -> None:
         super().__init__(method, problem, x, settings)
