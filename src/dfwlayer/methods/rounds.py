@@ -124,7 +124,7 @@ class Rounds:
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds
-        self.sharpening = none  # the last polish was a step of Newton's, and the next one squares it
+        self.sharpening = none  # the last polish was a Newton step with something left to square
         self.refused = none  # the last polish would have raised f: x is not on the right face
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
@@ -259,6 +259,8 @@ class Rounds:
                     self.next_turn = select(turn, at.left - BETWEEN, self.next_turn)
                     if isinstance(self.phase, Splitting):
                         self.phase.restart(at, turn)
+                # where f tends to zero, a step on the face may lower f and raise the gap
+                self._note(turn, at.gap(at.x, at.gradient), self._blur(at.x, at.gradient))
                 self.tried = self.tried | turn
                 self.slow = True
                 rows = select_mask(turn, False, rows)
@@ -365,16 +367,13 @@ class Rounds:
         finfo = torch.finfo(at.x.dtype)
         gap = at.gap(at.x, at.gradient)
         blur = self._blur(at.x, at.gradient)
-        # of points that the gap cannot tell apart the last one is the most exact
-        better = rows & ((gap < self.best_gap) | (gap <= blur))
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
         halved = (gap < 0.5 * self.best_gap) & (self.best_gap > blur)
         advanced = fell | halved
         self.paid = self.paid & halved
         self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
-        self.best = keep(better, at.x, self.best)
-        self.best_gap = select(better, gap, self.best_gap)
+        self._note(rows, gap, blur)
         self.round_value = select(rows, at.value, self.round_value)
         # with a margin for the rounding of the final certificate, which has the last word
         close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
@@ -416,6 +415,15 @@ class Rounds:
         self.close = select_mask(rows, close, self.close)
         self.closed = select(rows, select(close, self.closed + 1, 0.0), self.closed)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
+
+    def _note(self, rows: Mask, gap: Scalar, blur: Scalar) -> None:
+        """Keep the best point.
+
+        Of points that the gap cannot tell apart the last one is the most exact.
+        """
+        better = rows & ((gap < self.best_gap) | (gap <= blur))
+        self.best = keep(better, self.at.x, self.best)
+        self.best_gap = select(better, gap, self.best_gap)
 
     def _most(self) -> int:
         """Steps of conjugate gradients in this round."""
