@@ -65,6 +65,8 @@ class Iterate:
 
     def observe(self, curvature: Scalar, square: Scalar, rounding: Scalar) -> None:
         """Take note of ⟨d, ∇²f d⟩ along a step with ‖d‖² = square."""
+        # where the data are rounded more than the dtype, flat directions may seem to bend down
+        rounding = rounding + self.blur * self.steepest * square
         self.bent_down = self.bent_down | (curvature < -rounding)
         met = ratio(curvature, square, 0.0)
         sure = curvature > rounding
@@ -233,9 +235,7 @@ class Spectral:
         """Take note of the curvature along a step and choose the next α."""
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
-        # where the data are rounded more than the dtype, flat directions may seem to bend down
-        least = at.blur * at.steepest * square
-        at.observe(curvature, square, rounding * root(square) + least)
+        at.observe(curvature, square, rounding * root(square))
         # along a flat direction the next step may be longer
         met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
         self.alpha = select(square > 0, met, self.alpha)

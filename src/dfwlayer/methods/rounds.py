@@ -45,6 +45,8 @@ SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
 FLOOR = 100  # times the rounding of the gap, above which a gap is not what rounding left
+SHARP = 1e3  # times the rounding of x, below which an error of x is part of it
+QUICK = 0.01  # of a gap, to which a step of Newton's close to the solution brings it at least
 STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
@@ -124,6 +126,7 @@ class Rounds:
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds
+        self.quick = none  # and has fallen as it does where x is on the right face
         self.sharpening = none  # the last polish was a Newton step with something left to square
         self.refused = none  # the last polish would have raised f: x is not on the right face
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
@@ -160,8 +163,7 @@ class Rounds:
             if few is not None:
                 break
             # an exact solve that paid off may have left something to a second one
-            again = select_mask(self.refused, False, self.close)
-            again = again | (self.exact & (self.stalled < 1)) | self.paid
+            again = select_mask(self.close, self.quick, self.exact & (self.stalled < 1)) | self.paid
             searching = select_mask(again, False, going)
             if any_row(searching):
                 self.advance(searching)
@@ -332,11 +334,16 @@ class Rounds:
         if system.face.bends or not objective.quadratic:
             # after a Newton step the relative error of x is of the order of its length squared
             sharp = length <= eps * inner(x, x)
+            if system.face.bends:
+                # a set that is curved near zero bends differently at another size of an entry
+                change = found.u.abs()
+                error = change * (change / x.abs()).nan_to_num(0.0).clamp_max(1.0)
+                sharp = sharp & (inner(error, error) <= (SHARP * eps) ** 2 * inner(x, x))
         else:
             # f is its own model, so x is exact unless the projection has changed it by more than
             # rounding, or the step itself is no more than that
             off = axpy(x - origin, -1.0, found.u)
-            small = length <= (1e3 * eps) ** 2 * inner(x, x)
+            small = length <= (SHARP * eps) ** 2 * inner(x, x)
             sharp = (inner(off, off) <= eps * length) | small
         idle = self._idle(select_mask(taken, False, rows & level), found.u)
         self.exact = select_mask(rows, select_mask(taken, sharp, idle), self.exact)
@@ -370,6 +377,11 @@ class Rounds:
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
         halved = (gap < 0.5 * self.best_gap) & (self.best_gap > blur)
         advanced = fell | halved
+        # a step of Newton's squares the error; where the gap of an exact step is not lost, or that
+        # of another not much smaller than it was, there is a face to be looked for
+        known = gap <= FLOOR * blur
+        quick = select_mask(self.exact | self.refused, known, known | (gap <= QUICK * self.best_gap))
+        self.quick = select_mask(rows, quick, self.quick)
         self.paid = self.paid & halved
         self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
@@ -384,7 +396,8 @@ class Rounds:
         if not self.modelled:
             enough = enough | (self.refused == 0)
         enough = self.close & enough
-        ended = rows & close & (self.exact | enough)
+        settled = self.exact & (known | (self.closed >= self.second_looks))
+        ended = rows & close & (settled | enough)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
@@ -419,9 +432,11 @@ class Rounds:
     def _note(self, rows: Mask, gap: Scalar, blur: Scalar) -> None:
         """Keep the best point.
 
-        Of points that the gap cannot tell apart the last one is the most exact.
+        Of points that the gap cannot tell apart the last one is the most exact, all the more where
+        a model has been minimised.
         """
-        better = rows & ((gap < self.best_gap) | (gap <= blur))
+        known = select(self.exact | self.sharpening, FLOOR, 1.0) * blur
+        better = rows & ((gap < self.best_gap) | (gap <= known))
         self.best = keep(better, self.at.x, self.best)
         self.best_gap = select(better, gap, self.best_gap)
 
@@ -451,7 +466,7 @@ class Rounds:
         if not any_row(rows):
             return rows
         at = self.at
-        least = maximum(at.gap(at.x, at.gradient), self._blur(x, gradient))
+        least = maximum(at.gap(at.x, at.gradient), FLOOR * self._blur(x, gradient))
         falls = inner(gradient + at.gradient, x - at.x) < 0
         return (at.gap(x, gradient) <= least) | falls
 
