@@ -380,7 +380,9 @@ class Rounds:
         # a step of Newton's squares the error; where the gap of an exact step is not lost, or that
         # of another not much smaller than it was, there is a face to be looked for
         known = gap <= FLOOR * blur
-        quick = select_mask(self.exact | self.refused, known, known | (gap <= QUICK * self.best_gap))
+        quick = select_mask(
+            self.exact | self.refused, known, known | (gap <= QUICK * self.best_gap)
+        )
         self.quick = select_mask(rows, quick, self.quick)
         self.paid = self.paid & halved
         self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
