@@ -399,6 +399,7 @@ class Rounds:
             enough = enough | (self.refused == 0)
         enough = self.close & enough
         settled = self.exact & (known | (self.closed >= self.second_looks))
+        settled = settled | (self.refused & known & (self.stalled >= 1))
         ended = rows & close & (settled | enough)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype

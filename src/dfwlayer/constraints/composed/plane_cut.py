@@ -410,7 +410,7 @@ class PlaneCut(Built, PolyhedralSet):
         below, above = a.expand_as(g), (-a).expand_as(g)
         low, high = self.base.vertex(below), self.base.vertex(above)
         eps = torch.finfo(g.dtype).eps
-        ends = torch.stack(((a * low), (a * high)))
+        ends = torch.stack((a * low, a * high))
         width = (ends[1] - ends[0]).sum(-1, keepdim=True)
         # where ⟨a, x⟩ takes one value on S, all of S is in the plane, and μ has no meaning
         single = width <= 4 * eps * ends.abs().sum(-1, keepdim=True).amax(0)
