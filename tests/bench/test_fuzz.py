@@ -409,6 +409,8 @@ def test_nothing_heavy_is_imported() -> None:
     [
         (301, 1247),  # f is flat along the face: its curvature there is rounding of what it is not
         (777, 2374),  # f is lower outside of the set, by the rounding of x
+        (9003, 137),  # a face of matrices that is found in many steps, of which each lowers φ
+        (9003, 162),  # singular values in double precision are rounded as x is
         (9001, 93),  # a step on the face lowers f and raises the gap, where both are close to zero
     ],
 )

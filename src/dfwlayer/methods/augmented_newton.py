@@ -32,7 +32,8 @@ from dfwlayer.ops.rows import (
 __all__ = ["augmented_newton"]
 
 ITERATIONS = 100
-PATIENCE = 15  # iterations in which neither the gap nor what misses optimality falls
+PATIENCE = 15  # iterations in which neither φ, the gap nor what misses optimality falls
+LITTLE = 1e-4  # of φ, by which it has to fall in an iteration to be told from standing still
 REFUSED = 3  # such iterations that a step counts for which does not lower φ at any length
 CLOSE = 1e-9  # gap relative to f from where on a step on the face has the rest
 SETTLED = 0.1  # ‖∇φ‖ relative to σ‖x − z‖ at which the multiplier is renewed
@@ -114,9 +115,9 @@ def augmented_newton(at: Iterate, rows: Mask) -> None:
             return
         system = FaceSystem(objective, constraint.face(z, z - here.x - u), z)
         step = _step(model, system, slope, sigma, damping)
-        length, spent = _search(at, rows, here, u, sigma, step)
+        length, fell, spent = _search(at, rows, here, u, sigma, step)
         at.left = select(rows, at.left - spent - 2, at.left)
-        idle = select(length > 0, idle, idle + REFUSED)
+        idle = select(fell > 0, 0.0, select(length > 0, idle, idle + REFUSED))
         blunter = maximum(BLUNTER * damping, BLUNT * scale)
         damping = select(length >= 1, maximum(SHARPER * damping, RIDGE * scale), blunter)
 
@@ -142,8 +143,12 @@ def _times(v: Tensor, factor: Scalar) -> Tensor:
 
 def _search(
     at: Iterate, rows: Mask, here: _Point, u: Tensor, sigma: Scalar, step: Tensor
-) -> tuple[Scalar, Scalar]:
-    """Go along a step as far as φ falls; the part of the way, and the gradients that it took."""
+) -> tuple[Scalar, Scalar, Scalar]:
+    """Go along a step as far as φ falls.
+
+    Returned are the part of the way, by how much φ has fallen, if that is not next to nothing, and
+    the gradients that it took.
+    """
     objective, constraint = at.problem.objective, at.problem.constraint
 
     def penalised(point: _Point) -> tuple[Scalar, Tensor]:
@@ -156,7 +161,7 @@ def _search(
     promised = inner(gradient, step)
     origin, level = here.x, 8 * torch.finfo(step.dtype).eps * (absolute(here.value) + start)
     length, reached = fill(1.0, start), fill(0.0, start)
-    waiting, spent = rows, reached
+    waiting, spent, fell = rows, reached, reached
     for _ in range(LENGTHS):
         x = axpy(origin, length, step)
         tensor, gradient = objective.value_and_gradient(x)
@@ -168,12 +173,13 @@ def _search(
         taken = waiting & (lower | flat)
         here.move(taken, there)
         reached = select(taken, length, reached)
+        fell = select(taken & (start - value > LITTLE * absolute(start)), start - value, fell)
         spent = select(waiting, spent + 1, spent)
         waiting = select_mask(taken, False, waiting)
         if not any_row(waiting):
             break
         length = 0.25 * length
-    return reached, spent
+    return reached, fell, spent
 
 
 def _step(
