@@ -26,9 +26,17 @@ def certified(problem: Problem, outcome: Outcome, tol: float) -> Outcome:
 
 
 def certify(
-    problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, status: Tensor, tol: float
+    problem: Problem,
+    x: Tensor,  # (..., n)
+    value: Tensor,  # (...)
+    gradient: Tensor,  # (..., n)
+    status: Tensor,  # (...)
+    tol: float,
+    rounding: Tensor | None = None,  # (..., n)
 ) -> tuple[Tensor, Tensor]:
     """The gap, and the status that follows from it.
+
+    ``rounding`` is by how much x may be off, where that is more than the rounding of its dtype.
 
     Where coordinates F are unbounded, the certificate is that of the problem with them minimised
     out: with u = (∇²f)_FF⁻¹ g_F, minimising them lowers f by ½⟨g_F, u⟩ and changes the gradient
@@ -59,7 +67,10 @@ def certify(
         terms = gradient * (x if unbounded is None else torch.where(unbounded, 0, x))
         low = constraint.lowest(gradient)
         size = terms.abs().sum(-1) + low.abs()
-        gap = torch.where(terms.sum(-1) - low < -1e-3 * size, torch.inf, gap)
+        allowed = 1e-3 * size
+        if rounding is not None:  # which may have carried x out of a small set
+            allowed = allowed + dot(gradient.abs(), rounding)
+        gap = torch.where(terms.sum(-1) - low < -allowed, torch.inf, gap)
         if shift is not None:
             gap = gap + shift
         finite = torch.isfinite(value) & torch.isfinite(gap)

@@ -26,7 +26,7 @@ from dfwlayer_bench.fuzz import (
 )
 from dfwlayer_bench.fuzz.balls import LpRow
 from dfwlayer_bench.fuzz.base import norm
-from dfwlayer_bench.fuzz.checks import fractions
+from dfwlayer_bench.fuzz.checks import Judge, fractions
 from dfwlayer_bench.fuzz.data import LONG, Draw, Param, wide
 from dfwlayer_bench.fuzz.gradients import GradientProblem, solve_on_face
 from dfwlayer_bench.fuzz.grammar import BadCall, odd
@@ -402,3 +402,28 @@ def test_nothing_heavy_is_imported() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("seed", "index"),
+    [
+        (301, 1247),  # f is flat along the face: its curvature there is rounding of what it is not
+        (777, 2374),  # f is lower outside of the set, by the rounding of x
+        (9003, 137),  # a face of matrices that is found in many steps, of which each lowers φ
+        (9003, 162),  # singular values in double precision are rounded as x is
+        (9001, 93),  # a step on the face lowers f and raises the gap, where both are close to zero
+    ],
+)
+def test_batches_that_failed_once_pass(seed: int, index: int) -> None:
+    assert judge(draw_problem(seed, index)) == []
+
+
+def test_what_rounding_makes_non_convex_is_told_from_what_is_not() -> None:
+    """Curvature of −1e-3 is rounding for a set of size one only if f has terms that are larger."""
+    problem = tame()
+    P = problem.params["P"].value.copy()
+    P[3, 0, 0] = -1e-3
+    P[4] = 0  # singular, and convex
+    params = problem.params | {"P": replace(problem.params["P"], value=P)}
+    convex = Judge(replace(problem, params=params)).convex(np.ones((16, 5), LONG))
+    assert np.flatnonzero(~convex).tolist() == [3]

@@ -268,6 +268,10 @@ class Constraint(ABC):
         """min ⟨g, s⟩ over the set, leaving unbounded coordinates aside: (..., n) -> (...)."""
         return dot(g, self.vertex(g))
 
+    def lowest_terms(self, g: Tensor) -> Tensor | None:  # (..., n) -> (...)
+        """The size of what `lowest` sums up, None where that is ⟨g, s⟩ for the vertex s."""
+        return None
+
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """A point of the set that depends smoothly on g and tends to the vertex as τ → 0.
 

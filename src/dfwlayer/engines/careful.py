@@ -174,8 +174,9 @@ def _in_units(run: Run, task: Task) -> Outcome | None:
         value, gradient = rescaled.value_and_gradient(at)
     status = torch.where(found.status == Status.CONVERGED, int(Status.ROUNDING_FLOOR), found.status)
     with torch.no_grad():
+        rounding = 4 * torch.finfo(start.dtype).eps * at.abs()
         problem, at, _ = centred(rescaled, scaled, at)
-        gap, status = certify(problem, at, value, gradient, status, settings.tol)
+        gap, status = certify(problem, at, value, gradient, status, settings.tol, rounding)
         # what rounding of x to its dtype makes of the gap
         way = at - problem.constraint.vertex(gradient)
         blur = problem.objective.scale(at, gradient).blur(way).squeeze(-1)

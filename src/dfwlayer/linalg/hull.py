@@ -292,8 +292,8 @@ class _Model(NamedTuple):
         basis = torch.eye(n, dtype=torch.float64, device=like.device).expand(*like.shape[:-1], n, n)
         if m < n:
             basis = torch.linalg.svd(places, full_matrices=False).Vh
-        products = [objective.hvp(like, v.to(like.dtype)) for v in basis.unbind(-2)]
-        hessian = basis @ torch.stack(products, -1).double()
+        products = objective.hvps(like, basis.movedim(-2, 0).to(like.dtype))
+        hessian = basis @ products.movedim(0, -1).double()
         if m < n:
             places, slope = places @ basis.mT, (basis @ slope.unsqueeze(-1)).squeeze(-1)
         return cls(places, torch.nan_to_num(0.5 * (hessian + hessian.mT)), slope)

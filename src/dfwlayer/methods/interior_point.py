@@ -207,7 +207,12 @@ def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
     room = shape.room(size)
     room = torch.where(shape.spent, torch.maximum(room, 0.25 * region.radii), 1)
     gradient = torch.where(shape.still, 0, model.gradient(x))
-    mean = (gradient.abs() * extent).mean(-1).clamp_min(TINY)
+    # the way to where the equations hold may be all that tells the size of ∇f at the solution
+    missed = region.totals - _dots(region.slopes, x)
+    square = region.slopes.square().sum(-1).clamp_min(TINY)
+    way = torch.where(shape.still, 0, _combined(missed / square, region.slopes))
+    change = torch.where(shape.still, 0, model.product(way.unsqueeze(-1)).squeeze(-1))
+    mean = ((gradient.abs() + change.abs()) * extent).mean(-1).clamp_min(TINY)
     price = torch.where(shape.spent, mean[:, None] / room, 0)
     if shape.spent.shape[-1]:
         # at this price the budget could carry the whole gradient
@@ -269,6 +274,12 @@ class _Residuals(NamedTuple):
         missed = missed + (slack.abs() * at.force).sum((-2, -1)) + (room.abs() * at.price).sum(-1)
         missed = missed + (equations.abs() * at.tension.abs()).sum(-1)
         merit = torch.maximum(at.complementarity(), 1e-2 * missed) / (ENOUGH * terms)
+        if region.totals.shape[-1]:
+            # at first their multipliers do not tell what missing them could change
+            furthest = torch.where(shape.held, at.slack, 0).amax(-2)
+            size = _dots(region.slopes.abs(), at.x.abs() + furthest) + region.totals.abs()
+            away = (equations.abs() / size.clamp_min(TINY)).amax(-1)
+            merit = torch.maximum(merit, 1e-2 / ENOUGH * away)
         return cls(along_x, along_s, slack, room, equations, merit)
 
 

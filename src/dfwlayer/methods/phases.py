@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.methods.base import Problem
+from dfwlayer.methods.base import Problem, gap_of
 from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops.kernels import steps as kernels
@@ -65,6 +65,8 @@ class Iterate:
 
     def observe(self, curvature: Scalar, square: Scalar, rounding: Scalar) -> None:
         """Take note of ⟨d, ∇²f d⟩ along a step with ‖d‖² = square."""
+        # where the data are rounded more than the dtype, flat directions may seem to bend down
+        rounding = rounding + self.blur * self.steepest * square
         self.bent_down = self.bent_down | (curvature < -rounding)
         met = ratio(curvature, square, 0.0)
         sure = curvature > rounding
@@ -75,6 +77,15 @@ class Iterate:
         """Take a new point for some problems."""
         self.x, self.gradient = keep(rows, x, self.x), keep(rows, gradient, self.gradient)
         self.value = select(rows, value, self.value)
+
+    def gap(self, x: Tensor, gradient: Tensor) -> Scalar:
+        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
+        unbounded = self.problem.unbounded
+        gap = number(gap_of(self.problem.constraint, x, gradient, unbounded))
+        if unbounded is not None:
+            g = torch.where(unbounded, gradient, 0)
+            gap = gap + inner(g.abs(), x.abs()) + ratio(inner(g, g), self.steepest, 0.0)
+        return gap
 
     def rounding(self) -> Scalar:
         """Rounding of ⟨d, ∇f(x + d) − ∇f(x)⟩ for a d of length one."""
@@ -224,9 +235,7 @@ class Spectral:
         """Take note of the curvature along a step and choose the next α."""
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
-        # where the data are rounded more than the dtype, flat directions may seem to bend down
-        least = at.blur * at.steepest * square
-        at.observe(curvature, square, rounding * root(square) + least)
+        at.observe(curvature, square, rounding * root(square))
         # along a flat direction the next step may be longer
         met = maximum(ratio(curvature, square, 0.0), 0.1 * self.alpha)
         self.alpha = select(square > 0, met, self.alpha)

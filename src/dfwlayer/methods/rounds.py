@@ -12,8 +12,9 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
-from dfwlayer.methods.base import Outcome, Problem, Settings, gap_of
-from dfwlayer.methods.damped_newton import damped_newton, newton_step
+from dfwlayer.methods.augmented_newton import augmented_newton
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, rows_of
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.ops.rows import (
@@ -44,10 +45,12 @@ SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 SPLITTING_STEPS = 7  # between two looks at the face
 FLOOR = 100  # times the rounding of the gap, above which a gap is not what rounding left
+SHARP = 1e3  # times the rounding of x, below which an error of x is part of it
+QUICK = 0.01  # of a gap, to which a step of Newton's close to the solution brings it at least
 STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
-BETWEEN = 150  # steps from one turn of damped Newton steps to the next
+BETWEEN = 150  # steps from one turn of augmented Newton steps to the next
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -95,6 +98,7 @@ class Rounds:
     """The state of one solve by `ProjectedNewton`, whose class says what a round is."""
 
     second_looks = 2  # at a solution that may be on a wrong face
+    newton_looks = 4  # at one whose last step leaves something to square
 
     def __init__(self, method: Plan, problem: Problem, x: Tensor, settings: Settings) -> None:
         self.method = method
@@ -122,6 +126,8 @@ class Rounds:
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds
+        self.quick = none  # and has fallen as it does where x is on the right face
+        self.sharpening = none  # the last polish was a Newton step with something left to square
         self.refused = none  # the last polish would have raised f: x is not on the right face
         self.status = select(outside, float(Status.OUT_OF_RANGE), zero + float(Status.MAX_STEPS))
         self.rounds = 0
@@ -157,8 +163,7 @@ class Rounds:
             if few is not None:
                 break
             # an exact solve that paid off may have left something to a second one
-            again = select_mask(self.refused, False, self.close)
-            again = again | (self.exact & (self.stalled < 1)) | self.paid
+            again = select_mask(self.close, self.quick, self.exact & (self.stalled < 1)) | self.paid
             searching = select_mask(again, False, going)
             if any_row(searching):
                 self.advance(searching)
@@ -251,11 +256,13 @@ class Rounds:
             if seen(turn):
                 self._follow(turn)  # all there is to do where f is linear
                 if not minimise_models(at, turn):
-                    damped_newton(at, turn)
+                    augmented_newton(at, turn)
                     self.bent = True
                     self.next_turn = select(turn, at.left - BETWEEN, self.next_turn)
                     if isinstance(self.phase, Splitting):
                         self.phase.restart(at, turn)
+                # where f tends to zero, a step on the face may lower f and raise the gap
+                self._note(turn, at.gap(at.x, at.gradient), self._blur(at.x, at.gradient))
                 self.tried = self.tried | turn
                 self.slow = True
                 rows = select_mask(turn, False, rows)
@@ -320,21 +327,29 @@ class Rounds:
         value = number(tensor)
         at.left = select(rows, at.left - 1, at.left)
         lower = value < at.value
-        level = absolute(value - at.value) <= 4 * eps * absolute(at.value)
+        # both points are in the set to rounding, and f lower by ⟨∇f, x⟩ times that outside of it
+        level = absolute(value - at.value) <= 4 * eps * absolute(at.value) + self._blur(x, gradient)
         taken = rows & select_mask(level, self._no_worse(rows & level, x, gradient), lower)
         length = inner(found.u, found.u)
         if system.face.bends or not objective.quadratic:
             # after a Newton step the relative error of x is of the order of its length squared
             sharp = length <= eps * inner(x, x)
+            if system.face.bends:
+                # a set that is curved near zero bends differently at another size of an entry
+                change = found.u.abs()
+                error = change * (change / x.abs()).nan_to_num(0.0).clamp_max(1.0)
+                sharp = sharp & (inner(error, error) <= (SHARP * eps) ** 2 * inner(x, x))
         else:
             # f is its own model, so x is exact unless the projection has changed it by more than
             # rounding, or the step itself is no more than that
             off = axpy(x - origin, -1.0, found.u)
-            small = length <= (1e3 * eps) ** 2 * inner(x, x)
+            small = length <= (SHARP * eps) ** 2 * inner(x, x)
             sharp = (inner(off, off) <= eps * length) | small
         idle = self._idle(select_mask(taken, False, rows & level), found.u)
         self.exact = select_mask(rows, select_mask(taken, sharp, idle), self.exact)
         self.refused = select_mask(rows, (taken | idle) == 0, self.refused)
+        if self.modelled:
+            self.sharpening = select_mask(rows, select_mask(sharp, False, taken), self.sharpening)
         if not objective.quadratic:
             # a Newton step that paid off is followed by another one; where f is flatter than a
             # quadratic at its minimum, each brings but a part of a digit
@@ -357,33 +372,43 @@ class Rounds:
         """Measure the gap, keep the best point, and end the problems that are done."""
         at = self.at
         finfo = torch.finfo(at.x.dtype)
-        gap = self._gap(at.x, at.gradient)
-        # of points that the gap cannot tell apart the last one is the most exact
-        better = rows & ((gap < self.best_gap) | (gap <= self._blur(at.x, at.gradient)))
+        gap = at.gap(at.x, at.gradient)
+        blur = self._blur(at.x, at.gradient)
         fell = self.round_value - at.value > 8 * finfo.eps * absolute(at.value)
-        halved = gap < 0.5 * self.best_gap
+        halved = (gap < 0.5 * self.best_gap) & (self.best_gap > blur)
         advanced = fell | halved
+        # a step of Newton's squares the error; where the gap of an exact step is not lost, or that
+        # of another not much smaller than it was, there is a face to be looked for
+        known = gap <= FLOOR * blur
+        quick = select_mask(
+            self.exact | self.refused, known, known | (gap <= QUICK * self.best_gap)
+        )
+        self.quick = select_mask(rows, quick, self.quick)
         self.paid = self.paid & halved
         self.unhalved = select(rows, select(halved, 0.0, self.unhalved + 1), self.unhalved)
         self.stalled = select(rows, select(advanced, 0.0, self.stalled + 1), self.stalled)
-        self.best = keep(better, at.x, self.best)
-        self.best_gap = select(better, gap, self.best_gap)
+        self._note(rows, gap, blur)
         self.round_value = select(rows, at.value, self.round_value)
         # with a margin for the rounding of the final certificate, which has the last word
         close = self.best_gap <= 0.9 * self.settings.tol * maximum(absolute(at.value), finfo.tiny)
         # where it is not on the right face, one more search may bring the last digits
-        # (and where the polish was a step of Newton's, one more brings those that it squares)
-        enough = self.closed >= self.second_looks
+        # (and where the polish was a step of Newton's, more bring those that it squares)
+        squares = self.sharpening & (self.closed < self.newton_looks)
+        enough = select_mask(squares, False, self.closed >= self.second_looks)
         if not self.modelled:
             enough = enough | (self.refused == 0)
         enough = self.close & enough
-        ended = rows & close & (self.exact | enough)
+        settled = self.exact & (known | (self.closed >= self.second_looks))
+        settled = settled | (self.refused & known & (self.stalled >= 1))
+        ended = rows & close & (settled | enough)
         if any_row(select_mask(ended, False, rows)):
             # neither f nor the gap has anything left to give in this dtype
             noise = self._noise()
             lost = self.best_gap <= select(close, 8.0, select(self.stalled >= 1, 2.0, 0.0)) * noise
             # the gap of a point on a curved face is lost at half of x's digits
-            lost = lost & (self.exact | self.close | (self.stalled >= 1))
+            lost = lost & (
+                self.exact | select_mask(squares, False, self.close) | (self.stalled >= 1)
+            )
             # an exact solve that has brought the gap far below its rounding is the last one, though
             # f may go on falling where it tends to zero
             far_below = self.best_gap <= (0.01 if self.second_looks else 2.0) * noise
@@ -393,7 +418,7 @@ class Rounds:
             if at.x.dtype == torch.float32:
                 # f may fall by less than the rounding of its terms; double precision sees more
                 over = over | (self.tried & (self.unhalved >= patience))
-            floor = self.best_gap <= maximum(FLOOR * noise, self._blur(at.x, at.gradient))
+            floor = self.best_gap <= maximum(FLOOR * noise, blur)
             # so close to rounding, f may fall by its own rounding for ever where it tends to zero
             weary = self.tried & (self.unhalved >= patience)
             ended = ended | (rows & (((over | weary) & floor) | lost))
@@ -406,6 +431,17 @@ class Rounds:
         self.close = select_mask(rows, close, self.close)
         self.closed = select(rows, select(close, self.closed + 1, 0.0), self.closed)
         self.status = select(ended, float(Status.ROUNDING_FLOOR), self.status)
+
+    def _note(self, rows: Mask, gap: Scalar, blur: Scalar) -> None:
+        """Keep the best point.
+
+        Of points that the gap cannot tell apart the last one is the most exact, all the more where
+        a model has been minimised.
+        """
+        known = select(self.exact | self.sharpening, FLOOR, 1.0) * blur
+        better = rows & ((gap < self.best_gap) | (gap <= known))
+        self.best = keep(better, self.at.x, self.best)
+        self.best_gap = select(better, gap, self.best_gap)
 
     def _most(self) -> int:
         """Steps of conjugate gradients in this round."""
@@ -433,9 +469,9 @@ class Rounds:
         if not any_row(rows):
             return rows
         at = self.at
-        least = maximum(self._gap(at.x, at.gradient), self._blur(x, gradient))
+        least = maximum(at.gap(at.x, at.gradient), FLOOR * self._blur(x, gradient))
         falls = inner(gradient + at.gradient, x - at.x) < 0
-        return (self._gap(x, gradient) <= least) | falls
+        return (at.gap(x, gradient) <= least) | falls
 
     def _idle(self, rows: Mask, u: Tensor) -> Mask:
         """Which of these steps were not worth taking: the model promised no more than rounding."""
@@ -486,11 +522,16 @@ class Rounds:
         at = self.at
         rounding = at.blur
         size = found.steepest
+        met = at.steepest
+        if any_row(found.flattest < 0):
+            # where f is flat along the face, no step may have met the curvature that it has
+            own = self.problem.objective.scale(at.x, at.gradient).curvature.amax(-1)
+            met = maximum(met, number(own.expand(at.x.shape[:-1])))
         bend = face.curvature_diagonal() if face.bends and len(face.normals) <= 1 else None
         # without a preconditioner curvature is f's own, of which some face may have none but the
         # rounding of the steepest
         plain = fill(0.0, size) == 0 if bend is None else number((bend == 0).all(-1)) != 0
-        size = select(plain, maximum(size, at.steepest), size)
+        size = select(plain, maximum(size, met), size)
         if not face.bends or face.free is not None:
             # the curvature of matrices of one rank is not positive before the solution is reached
             at.bent_down = at.bent_down | (rows & (found.flattest < -rounding * size))
@@ -528,15 +569,6 @@ class Rounds:
             rows = select_mask(fell, False, rows) & (at.left >= 1)
             gamma = 0.25 * gamma
 
-    def _gap(self, x: Tensor, gradient: Tensor) -> Scalar:
-        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
-        gap = number(gap_of(self.problem.constraint, x, gradient, self.problem.unbounded))
-        if self.problem.unbounded is not None:
-            g = torch.where(self.problem.unbounded, gradient, 0)
-            square = ratio(inner(g, g), self.at.steepest, 0.0)
-            gap = gap + inner(g.abs(), x.abs()) + square
-        return gap
-
     def _blur(self, x: Tensor, gradient: Tensor) -> Scalar:
         """Rounding of the two terms of the gap, for a gradient without any."""
         return 4 * torch.finfo(x.dtype).eps * absolute(inner(gradient, x))
@@ -546,7 +578,9 @@ class Rounds:
         at = self.at
         d = at.x - self.problem.constraint.vertex(at.gradient)
         scale = self.problem.objective.scale(at.x, at.gradient)
-        return number(scale.blur(d).squeeze(-1) / ROUNDING)
+        noise = scale.blur(d).squeeze(-1) / ROUNDING
+        terms = self.problem.constraint.lowest_terms(at.gradient)
+        return number(noise if terms is None else noise + torch.finfo(at.x.dtype).eps * terms)
 
     def _floor(self, face: Face) -> Scalar:
         """The rounding of ∇f(x) along the face.
@@ -569,7 +603,7 @@ class RecordedRounds(Rounds):
     on without a graph.
     """
 
-    second_looks = 0
+    second_looks = newton_looks = 0
 
     def __init__(self, method: Plan, problem: Problem, x: Tensor, settings: Settings) -> None:
         super().__init__(method, problem, x, settings)

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region
-from dfwlayer.methods.base import gap_of
 from dfwlayer.methods.interior_point import interior_point, on_face
 from dfwlayer.methods.phases import Iterate, least_along
 from dfwlayer.objectives.model import Model
 from dfwlayer.ops.rows import (
     Mask,
-    Scalar,
     absolute,
     as_rows,
     inner,
@@ -122,10 +120,10 @@ def _even(matrix: Tensor) -> Tensor:
 
 def _take(at: Iterate, rows: Mask, points: list[Tensor]) -> None:
     """Move to a point where its gap is less."""
-    gap = _gap(at, at.x, at.gradient)
+    gap = at.gap(at.x, at.gradient)
     for x in points:
         tensor, gradient = at.problem.objective.value_and_gradient(x)
-        own = _gap(at, x, gradient)
+        own = at.gap(x, gradient)
         less = rows & (own <= gap)
         at.move(less, x, number(tensor), gradient)
         gap = select(less, own, gap)
@@ -134,14 +132,14 @@ def _take(at: Iterate, rows: Mask, points: list[Tensor]) -> None:
 def _descend(at: Iterate, rows: Mask, target: Tensor) -> Mask:
     """Go towards the minimiser of a model; the problems in which another one may do better."""
     eps = torch.finfo(at.x.dtype).eps
-    before = _gap(at, at.x, at.gradient)
+    before = at.gap(at.x, at.gradient)
     d = target - at.x
     slope = inner(at.gradient, d)
     level = 4 * eps * absolute(at.value)
     moved, x, value, gradient = least_along(at, rows & (slope < 0), d, slope)
     fell = at.value - value > level
     at.move(moved, x, value, gradient)
-    after = _gap(at, at.x, at.gradient)
+    after = at.gap(at.x, at.gradient)
     apart = after > max(CLOSE, 16 * eps) * absolute(at.value)
     return moved & ((apart & fell) | (after < 0.5 * before))
 
@@ -155,12 +153,3 @@ def _mask(rows: Mask, at: Iterate) -> Tensor:  # (B,)
     """A mask as a tensor on the device of the problems."""
     x = _rows(at.x)
     return as_rows(rows, torch.bool).reshape(-1).to(x.device).expand(len(x))
-
-
-def _gap(at: Iterate, x: Tensor, gradient: Tensor) -> Scalar:
-    """The gap at x."""
-    gap = number(gap_of(at.problem.constraint, x, gradient, at.problem.unbounded))
-    if at.problem.unbounded is not None:
-        g = torch.where(at.problem.unbounded, gradient, 0)
-        gap = gap + inner(g.abs(), x.abs())
-    return gap

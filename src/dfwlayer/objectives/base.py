@@ -71,6 +71,10 @@ class Objective(ABC):
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(x) v: (B, n), (B, n) -> (B, n)."""
 
+    def hvps(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """∇²f(x) v for each of several v: (B, n), (k, B, n) -> (k, B, n)."""
+        return torch.stack([self.hvp(x, v) for v in vectors])
+
     @property
     def batch_sizes(self) -> dict[str, int]:
         """Batch size of every argument that has a batch dimension, by name."""

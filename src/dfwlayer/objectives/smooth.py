@@ -203,6 +203,21 @@ class Smooth(Objective):
             (product,) = torch.autograd.grad((gradient * v).sum(), at, materialize_grads=True)
         return product
 
+    def hvps(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """By all second derivatives at once, as far as they fit into memory."""
+        if vectors.numel() > LARGEST:
+            return super().hvps(x, vectors)
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            gradient = self.gradient(at)
+            if not gradient.requires_grad:  # fn is linear in x
+                return torch.zeros_like(vectors)
+            try:
+                (products,) = torch.autograd.grad(gradient, at, vectors, is_grads_batched=True)
+            except RuntimeError:  # an operation of fn's cannot be mapped
+                return super().hvps(x, vectors)
+        return products
+
     def model(self, x: Tensor) -> Model | None:
         """The quadratic model at x, its Hessian from all second derivatives at once."""
         n = x.shape[-1]
@@ -210,18 +225,7 @@ class Smooth(Objective):
             return None
         units = torch.eye(n, dtype=x.dtype, device=x.device)
         units = units.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
-        with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            gradient = self.gradient(at)
-            hessian = torch.zeros_like(units)
-            if gradient.requires_grad:  # otherwise fn is linear in x
-                try:
-                    (hessian,) = torch.autograd.grad(
-                        gradient, at, units, is_grads_batched=True, retain_graph=True
-                    )
-                except RuntimeError:  # an operation of fn's cannot be mapped
-                    hessian = torch.stack([self.hvp(x, v) for v in units])
-        return Model.at(x, gradient.detach(), hessian.movedim(0, -1))
+        return Model.at(x, self.gradient(x).detach(), self.hvps(x, units).movedim(0, -1))
 
     def curvature(self) -> Curvature | None:
         """The L that was given, if any."""

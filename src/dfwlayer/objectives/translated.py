@@ -87,6 +87,10 @@ class Translated(Objective):
         """∇²f(c + y) v."""
         return self.objective.hvp(self.origin + x, v)
 
+    def hvps(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """f's at c + y."""
+        return self.objective.hvps(self.origin + x, vectors)
+
     def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
         """f's, which has no constant Hessian unless it is the same everywhere."""
         return self.objective.shifted(rho)

@@ -7,6 +7,7 @@
   minimum from an own vertex. Where the claimed gap, or what the status implies, is below that
   own gap, a better feasible point is looked for by Frank-Wolfe steps in long double; finding one
   refutes the claim.
+- convex: what rounding to the dtype has made non-convex is only checked for being feasible.
 - status: CONVERGED and ROUNDING_FLOOR mean what they say; at default settings every problem of
   these sizes arrives.
 - neighbours, scale, precision, gradient: the same problem alone, next to a NaN, in other units, in
@@ -184,6 +185,21 @@ class Judge:
                 self.fail(
                     "steps", int(i), f"MAX_STEPS at default settings, relative gap {size:.3g}"
                 )
+
+    def convex(self, x: Array) -> Array:
+        """Where f is convex over the set, as far as its own rounding tells (B,).
+
+        A singular P that is rounded to its dtype has negative eigenvalues; over a set that is large
+        enough these are no rounding of f.
+        """
+        down = self.problem.objective.bends_down(self.p)
+        if down is None:
+            return np.ones(len(x), bool)
+        _, floor = self._own_gap(x)
+        g, _size = self.problem.objective.gradient(x, self.p, self.problem.units)
+        reach = np.abs(x) + np.abs(self.problem.set.vertex(g, self.p))
+        flat: Array = down * (reach * reach).sum(-1) <= FLOOR * floor + self.tiny
+        return flat
 
     def _arrives(self) -> bool:
         """Whether the method is promised to get there within the default number of steps."""
@@ -366,6 +382,7 @@ def judge(problem: Problem) -> list[Failure]:
         for i in np.flatnonzero(~sound):
             judge.fail("status", int(i), "NONFINITE for finite data")
         judge.feasible(seen, sound)
+        sound = sound & judge.convex(seen.x)
         judge.certified(seen, sound)
         rng = np.random.default_rng([problem.seed, problem.index, 1])
         for check in problem.checks:

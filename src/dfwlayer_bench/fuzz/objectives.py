@@ -62,6 +62,10 @@ class ObjectiveRow(ABC):
     def terms(self, x: Array, p: Wide, units: Units) -> Array:
         """The size of the terms that f(x) is the sum of, (B,)."""
 
+    def bends_down(self, p: Wide) -> Array | None:
+        """Negative curvature (B,) that rounding has left in the parameters, None for none."""
+        return None
+
     def fit(self, rng: np.random.Generator, x: Array, force: Array, exact: bool) -> Params:
         """Parameters with ∇f(x) = −force, and f(x) = 0 where ``exact`` (then without force)."""
         raise NotImplementedError
@@ -107,6 +111,15 @@ class QuadraticRow(ObjectiveRow):
         if self.form in ("zero", "singular"):
             return params, None
         return params, -np.linalg.solve(P, q[..., None])[..., 0]
+
+    def bends_down(self, p: Wide) -> Array | None:
+        if "P" not in p:
+            return None
+        values = np.linalg.eigvalsh(p["P"].astype(np.float64))
+        # as far as it is not that of the eigenvalues themselves
+        own = 8 * np.finfo(np.float64).eps * np.abs(values).max(-1)
+        down: Array = np.maximum(-values.min(-1) - own, 0).astype(LONG)
+        return down
 
     def _matrix(self, rng: np.random.Generator, rows: int, kind: str) -> Array | None:
         n = self.n

@@ -7,6 +7,7 @@ import dfwlayer as dfw
 from dfwlayer import Status
 from dfwlayer.certificate import certify
 from dfwlayer.methods import Problem
+from dfwlayer.methods.interior_point import interior_point
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -164,3 +165,128 @@ def test_linear_functions_are_convex_on_curved_sets(dtype):
     ):
         sol = dfw.solve(linear, ball)
         assert all(int(s) in DONE for s in sol.status)
+
+
+@pytest.mark.parametrize(
+    ("base", "normal", "level"),
+    [
+        (dfw.L1Box(3.0, 2.0, -torch.arange(3.0), torch.arange(3.0)), [3.0, 0, 0], 0.0),
+        (dfw.CappedSimplex(1.0, torch.tensor([0.7, 0.3, 0.4])), [1.0, 1, 1], 1.0),
+    ],
+)
+def test_a_plane_around_a_set_leaves_its_vertices(base, normal, level):
+    """⟨a, x⟩ takes one value on all of S, so that no multiplier tells vertices apart."""
+    g = draw(20, 3, dtype=torch.float32)
+    cut = dfw.PlaneCut(base, torch.tensor(normal), level)
+    torch.testing.assert_close((g * cut.vertex(g)).sum(-1), (g * base.vertex(g)).sum(-1))
+    f = dfw.Quadratic(None, g)
+    sol = dfw.solve(f, cut, method="active-set")
+    torch.testing.assert_close(sol.x, dfw.solve(f, base).x, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_the_gap_of_a_cut_is_rounded_as_the_vertices_it_is_between(product):
+    """The plane x_0 = 0 goes through the middle of long edges, and both terms of the gap are 0."""
+    R = draw(20, 3, 2)
+    P, q = torch.eye(4, dtype=F64).repeat(20, 1, 1), torch.zeros(20, 4, dtype=F64)
+    P[:, :3, :3], q[:, 0] = R @ R.mT, draw(20, seed=1)
+    cut = dfw.PlaneCut(dfw.LpBall(1, 0.3), torch.tensor([-0.03, 0.0, 0.0], dtype=F64), 0.0)
+    if product:
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.Product([cut, dfw.LpBall(2, 1.0)], [3, 1]))
+    else:
+        sol = dfw.solve(dfw.Quadratic(P[:, :3, :3], q[:, :3]), cut)
+    assert all(int(s) in DONE for s in sol.status)
+
+
+def test_the_interior_point_method_meets_equations():
+    """The middle of the bounds minimises f, but is not in the plane."""
+    A, middle = draw(10, 12), draw(1, 12, seed=1)
+    cut = dfw.PlaneCut(dfw.Box(middle - 1.5, middle + 1.5), 1.0, middle.sum(-1) - 3)
+    bound = cut.bind((12,), F64, A.device)
+    model = dfw.LeastSquares(A, middle @ A.mT).bind(1).model(middle)
+    pair, _ = interior_point(model, bound.region(middle), middle, torch.tensor([60]))
+    torch.testing.assert_close(pair.x.sum(-1), middle.sum(-1) - 3, rtol=0, atol=1e-9)
+    assert ((pair.x - middle).abs() <= 1.5 + 1e-9).all()
+
+
+def test_a_set_that_is_small_beside_its_centre_is_certified():
+    """Rounded to float32, x may be better than every point of the set."""
+    A = draw(50, 2, 2, seed=1, dtype=torch.float32)
+    A[:, 0, 0] += 9
+    ellipsoid = dfw.Ellipsoid(A, draw(50, 2, seed=2, dtype=torch.float32), 1.5e-6)
+
+    def misfit(x, F, d):
+        return 5e-26 * ((F @ x.unsqueeze(-1)).squeeze(-1) - d).square().sum(-1)
+
+    F, d = draw(50, 3, 2, dtype=torch.float32), draw(50, 3, seed=3, dtype=torch.float32)
+    sol = dfw.solve(dfw.Smooth(misfit, F, d, shape=(2,)), ellipsoid)
+    assert torch.isfinite(sol.gap).all()
+    assert all(int(s) in DONE for s in sol.status)
+
+
+def test_rounding_of_the_data_is_not_negative_curvature():
+    """In float32 a singular P has eigenvalues of either sign, which a wide box makes visible."""
+    R = draw(60, 2, 4)
+    P, q = (R.mT @ R / 4).float(), draw(60, 4, seed=9, dtype=torch.float32)
+    upper = torch.tensor([1e8, 1e8, 0.14, 1e8])
+    sol = dfw.solve(dfw.Quadratic(P, q), dfw.Box(-upper, upper))
+    assert (sol.status != Status.NOT_CONVEX).all()
+
+
+def huber(x, A, b):
+    r = (A @ x.reshape(len(A), -1, 1)).squeeze(-1)
+    return torch.nn.functional.huber_loss(r, b, reduction="none", delta=0.3).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("ball", "shape"), [(dfw.NuclearBall(2.0), (3, 3)), (dfw.LpBall(1.05, 2.0), (9,))]
+)
+def test_correlated_columns_over_sets_that_bend(dtype, ball, shape):
+    """Neither f nor the face is told by gradients, and a step changes several constraints."""
+    A = (draw(20, 11, 1, seed=3) + 0.01 * draw(20, 11, 9, seed=4)).to(dtype)
+    b = draw(20, 11, seed=5, dtype=dtype)
+    sol = dfw.solve(dfw.Smooth(huber, A, b, shape=shape), ball)
+    assert all(int(s) in DONE for s in sol.status)
+    assert (sol.num_steps < 1000).all()
+
+
+@pytest.mark.parametrize("weight", [[-3.0, 2.0], [1.0, 2.0]])
+def test_a_gap_within_its_rounding_is_no_progress(weight):
+    """It may be halved for ever from one rounding to the next."""
+    numbers = torch.arange(-3.0, 1.0)
+    F = torch.cartesian_prod(numbers, numbers, numbers, numbers).reshape(-1, 2, 2)
+    x, w = torch.tensor([0.0, -2.0]), torch.tensor(weight)
+
+    def misfit(x, F, d):
+        return 0.5 * ((F @ x.unsqueeze(-1)).squeeze(-1) - d).square().sum(-1)
+
+    ball = dfw.LpBall(1.05, 0.999 * (w * x).abs().sum(), w)
+    sol = dfw.solve(dfw.Smooth(misfit, F, F @ x, shape=(2,)), ball)
+    assert all(int(s) in DONE for s in sol.status)
+
+
+def test_products_with_a_hessian_are_taken_together():
+    """A model over all points in use evaluates f a few times, not once for each of them."""
+    A, x = draw(50, 40), torch.zeros(3, 40, dtype=F64)
+    x[:, :9] = draw(3, 9, seed=1)
+    calls = 0
+
+    def misfit(x, b):
+        nonlocal calls
+        calls += 1
+        return (x @ A.mT - b).square().sum(-1)
+
+    fit = dfw.Smooth(misfit, x @ A.mT, shape=(40,))
+    radius = 0.999 * x.abs().sum(-1).min()
+    sol = dfw.solve(fit, dfw.KSparse(6, radius), method="active-set")
+    assert calls < 20 * int(sol.num_steps.max())
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
+def test_x_has_its_digits_where_the_gap_is_lost(p):
+    """On a curved face the gap is the square of the error, and shows half of the digits."""
+    R = draw(300, 7, 9)
+    f = dfw.Quadratic(R @ R.mT / 7 + 0.1 * torch.eye(7, dtype=F64), draw(300, 7, seed=1))
+    sol, exact = (dfw.solve(f, dfw.LpBall(p, 1.5), tol=tol) for tol in (1e-5, 1e-15))
+    torch.testing.assert_close(sol.x, exact.x, rtol=0, atol=1e-10)

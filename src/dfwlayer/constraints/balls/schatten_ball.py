@@ -152,10 +152,13 @@ class SchattenBall(Ball):
 
     def retract(self, x: Tensor) -> Tensor:
         """x, scaled back where it is outside."""
-        # rounding the entries of x changes all singular values, those that were zero too
-        rounding = 4 + 2 * min(self._matrix(x).shape[-2:]) ** 0.5
-        for units in (2.0, rounding):
-            x = scaled_into(x, self.size(x.detach()), tensor_of(self.radius), units=units)
+        # rounding the entries of x changes all singular values, those that were zero too, and these
+        # are found up to their own rounding in double precision
+        spread = min(self._matrix(x).shape[-2:]) ** 0.5
+        blur = 1 + spread * torch.finfo(torch.float64).eps
+        for units in (2.0, 4 + 2 * spread):
+            size = blur * self.size(x.detach())
+            x = scaled_into(x, size, tensor_of(self.radius), units=units)
         return x
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:

@@ -143,6 +143,13 @@ class PlaneCut(Built, PolyhedralSet):
         """max over μ of min ⟨g + μa, s⟩ − μb over S."""
         return self._dual(g.detach()).value.squeeze(-1)
 
+    def lowest_terms(self, g: Tensor) -> Tensor:
+        """Σ (|g| + |μa|) |s| for the two vertices of S, which may be far larger than their mix."""
+        found, a = self._dual(g.detach()), self._equation(g).slope.detach()
+        low, high = self.base.vertex(found.below), self.base.vertex(found.above)
+        size = g.detach().abs() + (found.multiplier * a).abs()
+        return (size * torch.maximum(low.abs(), high.abs())).sum(-1)
+
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The soft vertex of S for g + μa, with μ such that it is in the plane."""
         base = self.base
@@ -402,13 +409,20 @@ class PlaneCut(Built, PolyhedralSet):
         a, b = self._equation(g)
         below, above = a.expand_as(g), (-a).expand_as(g)
         low, high = self.base.vertex(below), self.base.vertex(above)
+        eps = torch.finfo(g.dtype).eps
+        ends = torch.stack((a * low, a * high))
+        width = (ends[1] - ends[0]).sum(-1, keepdim=True)
+        # where ⟨a, x⟩ takes one value on S, all of S is in the plane, and μ has no meaning
+        single = width <= 4 * eps * ends.abs().sum(-1, keepdim=True).amax(0)
+        if any_row(single):
+            below, above = torch.where(single, g, below), torch.where(single, g, above)
+            low, high = self.base.vertex(below), self.base.vertex(above)
         best = torch.full_like(g[..., :1], -torch.inf)
         at = torch.zeros_like(best)
-        going = torch.ones_like(best, dtype=torch.bool)
-        eps = torch.finfo(g.dtype).eps
+        going = ~single
         for _ in range(MOST):
             rise, fall = (((a * s).sum(-1, keepdim=True) - b) for s in (high, low))
-            width = rise - fall
+            width = torch.where(single, 0, rise - fall)
             cost, other = ((g * s).sum(-1, keepdim=True) for s in (high, low))
             mu = torch.where(width > 0, (other - cost) / torch.where(width > 0, width, 1), 0)
             turned = g + mu * a

@@ -162,6 +162,13 @@ class Product(Constraint):
         blocks = zip(self.sets, self._split(g), strict=True)
         return torch.stack([part.lowest(block) for part, block in blocks]).sum(0)
 
+    def lowest_terms(self, g: Tensor) -> Tensor | None:
+        """The sum of the sets' own."""
+        blocks = zip(self.sets, self._split(g), strict=True)
+        found = [part.lowest_terms(block) for part, block in blocks]
+        known = [terms for terms in found if terms is not None]
+        return torch.stack(known).sum(0) if known else None
+
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """A soft vertex in each block."""
         return self._each(lambda part, block: part.soft_vertex(block, temperature), g)
