@@ -23,6 +23,7 @@ from dfwlayer.ops.rows import (
     number,
     ratio,
     root,
+    spread,
     where_rows,
 )
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
@@ -155,9 +156,7 @@ class FaceSystem:
             return None
         if self.face.free is None or self._normal is None:
             return None
-        if not isinstance(floor, Tensor):
-            floor = torch.full_like(v[..., :1], floor)
-        given = (objective, v, self.face.free, self._normal, floor)
+        given = (objective, v, self.face.free, self._normal, spread(floor, v[..., :1]))
         tensors = tensors_in(given)
         if not may_record(tensors):
             return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ __all__ = [
     "any_row",
     "as_rows",
     "axpy",
+    "by_count",
     "column",
     "common_shape",
     "descend",
@@ -27,6 +30,9 @@ __all__ = [
     "minimum",
     "norm",
     "number",
+    "number_mask",
+    "on_host",
+    "passes",
     "ratio",
     "recording",
     "root",
@@ -35,6 +41,7 @@ __all__ = [
     "select",
     "select_mask",
     "settled",
+    "spread",
     "where_rows",
 ]
 
@@ -43,6 +50,7 @@ __all__ = [
 # arithmetic, and an inner loop has many of them.
 Scalar = Tensor | float
 Mask = Tensor | bool
+_T = TypeVar("_T")
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:  # (..., n), (..., n) -> (...)
@@ -99,6 +107,25 @@ def number(rows: Tensor) -> Scalar:  # (...) -> number per row
         value: float = rows.item()
         return value
     return rows.unsqueeze(-1)
+
+
+def number_mask(rows: Tensor) -> Mask:  # (...) -> mask per row
+    """The same of a mask."""
+    return number(rows)  # type: ignore[return-value]
+
+
+def by_count(like: Tensor, single: Callable[[], _T], batch: Callable[[], _T]) -> _T:
+    """``single()`` for one problem on the CPU, ``batch()`` for several, and on a GPU.
+
+    For calculations that are written down twice: on short vectors NumPy and plain numbers take a
+    fraction of the time of tensors.
+    """
+    return single() if like.dim() == 1 and like.device.type == "cpu" else batch()
+
+
+def on_host(like: Tensor, find: Callable[[], _T]) -> _T | None:
+    """``find()`` where it need not wait for a GPU, None on one."""
+    return find() if like.device.type == "cpu" else None
 
 
 def fill(value: float, like: Scalar) -> Scalar:
@@ -198,6 +225,11 @@ def interval(like: Tensor, there: int) -> int:
     return 1 if like.device.type == "cpu" else there
 
 
+def passes(like: Tensor, most: int, recorded: int) -> int:
+    """Times to repeat something until it is seen to be enough: ``recorded`` where nobody sees."""
+    return recorded if recording(like) else most
+
+
 def recording(like: Tensor) -> bool:
     """Whether operations on that device are recorded into a CUDA graph."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -210,9 +242,14 @@ def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per ro
     return torch.tensor(each, dtype=dtype)
 
 
-def column(each: Scalar, like: Tensor) -> Tensor:  # number per row -> (..., 1)
+def column(each: Scalar | Mask, like: Tensor) -> Tensor:  # number per row -> (..., 1)
     """A number for each problem as a tensor that goes with vectors."""
     return each if isinstance(each, Tensor) else like.new_tensor([each])
+
+
+def spread(each: Scalar, like: Tensor) -> Tensor:  # number per row, (..., 1) -> (..., 1)
+    """A number for each problem as a tensor of that shape, with an entry for each."""
+    return each.expand_as(like) if isinstance(each, Tensor) else torch.full_like(like, each)
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:

@@ -19,8 +19,8 @@ from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.region import Region
-from dfwlayer.ops.kernels import steps as kernels
-from dfwlayer.ops.rows import Scalar, column, dot, scaled_norm
+from dfwlayer.ops import fused
+from dfwlayer.ops.rows import Scalar, dot, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
@@ -174,10 +174,10 @@ class LpBall(Ball):
 
     def step(self, x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor | None:
         """For p = 1."""
-        if self.p != 1 or not kernels.take(x) or self._unbounded is not None:
+        if self.p != 1 or self._unbounded is not None:
             return None
         omega, inverse, _, length, _ = self._axis_bounds
-        return kernels.step_l1(x, gradient, column(curvature, x), omega, inverse, length)
+        return fused.step_l1(x, gradient, curvature, omega, inverse, length)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.ops.kernels import faces as face_kernels
+from dfwlayer.ops import fused
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
@@ -17,6 +17,7 @@ from dfwlayer.ops.rows import (
     inner,
     maximum,
     number,
+    number_mask,
     ratio,
     scaled_norm,
     select,
@@ -44,9 +45,10 @@ def lp_face(
     which gives one of the one-sided derivatives.
     """
     constant = weight.detach()
-    if p == 1 and unbounded is None and face_kernels.takes(x):
-        found = face_kernels.face_l1(constant, radius.detach(), x, g, scale)
-        return LpFace(p, weight, radius, x, *found)
+    if p == 1 and unbounded is None:
+        found = fused.face_l1(constant, radius.detach(), x, g, scale)
+        if found is not None:
+            return LpFace(p, weight, radius, x, *found)
     t = number(radius.detach())
     tiny, rounding = torch.finfo(x.dtype).tiny, 8 * torch.finfo(x.dtype).eps
     if p == torch.inf:
@@ -74,7 +76,7 @@ def lp_face(
     else:
         gauge = bounded / maximum(size, tiny)
         felt = scale.felt(column(multiplier, x), column(t - size, x), normal, gauge)
-        tight = felt if isinstance(multiplier, Tensor) else bool(felt)
+        tight = number_mask(felt.squeeze(-1))
     active = tight & (multiplier > 0)
     multiplier = select(active, multiplier, 0.0)
     if active is False:
@@ -88,7 +90,7 @@ def lp_face(
             free = free | ~torch.as_tensor(active)
             normal = torch.where(torch.as_tensor(active), normal, 0)
     pinned: Mask = t == 0
-    if pinned is True or isinstance(pinned, Tensor):
+    if pinned is not False:
         free = free & ~(torch.as_tensor(pinned) & (constant > 0))
     return LpFace(p, weight, radius, x, free, multiplier, normal * free, size)
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.kernels import steps as kernels
-from dfwlayer.ops.rows import dot
+from dfwlayer.ops import fused
+from dfwlayer.ops.rows import by_count, dot
 
 __all__ = ["AxisBounds", "project_l1", "project_lp"]
 
@@ -41,12 +41,15 @@ def project_l1(ball: AxisBounds, z: Tensor, near: Tensor | None = None) -> Tenso
             a few Newton steps for θ from there usually make sorting unnecessary.
 
     """
-    if ball.unbounded is None and kernels.take(z):
-        return kernels.project_l1(z.contiguous(), ball.omega, ball.inverse, ball.length)
-    if z.dim() == 1 and z.device.type == "cpu":
-        x = _from_guess(ball, z, near)
+    if ball.unbounded is None:
+        x = fused.project_l1(z, ball.omega, ball.inverse, ball.length)
         if x is not None:
             return x
+    return by_count(z, lambda: _from_guess(ball, z, near), lambda: _by_sorting(ball, z))
+
+
+def _by_sorting(ball: AxisBounds, z: Tensor) -> Tensor:
+    """The projection from the sums of the first k entries, for every k."""
     size = z.abs()
     inside = (ball.omega * size).sum(-1, keepdim=True) <= ball.length
     pull = (size * ball.inverse).clamp(max=0.25 * torch.finfo(z.dtype).max)
@@ -62,8 +65,8 @@ def project_l1(ball: AxisBounds, z: Tensor, near: Tensor | None = None) -> Tenso
     return torch.where(keep, z, x)
 
 
-def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | None:
-    """The projection of a single point by Newton on θ, None where that did not settle.
+def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor:
+    """The projection of a single point by Newton on θ, or by sorting where that did not settle.
 
     In NumPy, whose operations on a short vector cost a third of what a tensor's do.
     """
@@ -74,7 +77,7 @@ def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | No
     if weighted.sum() <= length:
         return z
     if near is None or ball.unbounded is not None:
-        return None
+        return _by_sorting(ball, z)
     square = ball.square.numpy()
     if len(square) < len(point):
         square = np.broadcast_to(square, point.shape)
@@ -84,15 +87,15 @@ def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | No
     for _ in range(4):
         width = float(mask @ square)
         if width <= 0:
-            return None
+            break
         theta = (float(mask @ weighted) - length) / width
         if not 0 < theta < finfo.max:
-            return None
+            break
         x = np.maximum(size - point.dtype.type(theta) * omega, 0)
         if abs(float((omega * x).sum()) - length) <= slack:
             return torch.from_numpy(np.copysign(x, point))
         mask = (x > 0).astype(point.dtype)
-    return None
+    return _by_sorting(ball, z)
 
 
 def project_lp(

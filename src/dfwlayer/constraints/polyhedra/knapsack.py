@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import any_row, interval, recording
+from dfwlayer.ops.rows import any_row, by_count, interval, passes
 
 Doubles = npt.NDArray[np.float64]
 _Numbers = TypeVar("_Numbers", Tensor, Doubles)
@@ -51,10 +51,7 @@ class Knapsack(NamedTuple):
         """
         with torch.no_grad():
             wide = Knapsack(*(part.detach().double() for part in self))._in_units()
-            if self.z.ndim == 1 and self.z.device.type == "cpu":
-                x, inside = wide._solved_alone()
-            else:
-                x, inside = wide._solved()
+            x, inside = by_count(self.z, wide._solved_alone, wide._solved)
         if torch.is_grad_enabled() and any(part.requires_grad for part in self):
             x = x + self._movement(x, inside)
         return x.to(self.z.dtype)
@@ -74,10 +71,10 @@ class Knapsack(NamedTuple):
     def _solved(self) -> tuple[Tensor, Tensor]:
         """x and the coordinates that are within their bounds."""
         sack, (x, decided) = self, self._extremes()
-        if not recording(self.z) and bool(decided.all()):
+        if not any_row(~decided):
             return x, torch.zeros_like(x, dtype=torch.bool)
         extreme = x
-        for _ in range(RECORDED if recording(self.z) else PASSES):
+        for _ in range(passes(self.z, PASSES, RECORDED)):
             sack = sack._moved(sack._multiplier(decided))
             excess, inside = sack._excess()
             point = sack._moved(sack._newton(excess, inside))  # what rounding left

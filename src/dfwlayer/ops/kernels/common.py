@@ -41,6 +41,7 @@ __all__ = [
     "settled_eta",
     "smaller",
     "take",
+    "take_narrow",
 ]
 
 LARGEST, SMALLEST = 1e60, 1e-60  # squares and their sums stay within the range of a double
@@ -64,6 +65,11 @@ def fits(n: int) -> bool:
 def take(like: Tensor) -> bool:
     """Whether the kernels take vectors like these."""
     return like.is_cuda and fits(like.shape[-1]) and like.dtype in EPS and available()
+
+
+def take_narrow(like: Tensor) -> bool:
+    """Whether those that hold several vectors in registers do."""
+    return take(like) and not is_wide(like)
 
 
 class _Layout(NamedTuple):

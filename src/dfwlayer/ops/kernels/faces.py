@@ -14,20 +14,18 @@ from torch import Tensor
 from dfwlayer.ops.kernels.common import (
     cells,
     entries,
-    is_wide,
     jit,
     launch,
     quotient_of,
     row_sum,
     row_sums,
-    take,
 )
 from dfwlayer.ops.scale import Scale
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["FaceL1", "face_l1", "takes"]
+__all__ = ["FaceL1", "face_l1"]
 
 
 class FaceL1(NamedTuple):
@@ -37,11 +35,6 @@ class FaceL1(NamedTuple):
     multiplier: Tensor  # (..., 1)
     normal: Tensor  # (..., n)
     size: Tensor  # (..., 1)
-
-
-def takes(like: Tensor) -> bool:
-    """Whether ``face_l1`` takes vectors like these."""
-    return take(like) and not is_wide(like)
 
 
 def face_l1(

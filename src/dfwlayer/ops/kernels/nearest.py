@@ -17,7 +17,6 @@ from dfwlayer.ops.kernels.common import (
     SMALLEST,
     cells,
     entries,
-    is_wide,
     jit,
     launch,
     layout_of,
@@ -26,18 +25,12 @@ from dfwlayer.ops.kernels.common import (
     row_sum,
     row_sums,
     settled_eta,
-    take,
 )
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["NearestL1", "nearest_l1", "pull_back_l1", "takes"]
-
-
-def takes(like: Tensor) -> bool:
-    """Whether the kernels take vectors like these."""
-    return take(like) and not is_wide(like)
+__all__ = ["NearestL1", "nearest_l1", "pull_back_l1"]
 
 
 class NearestL1(NamedTuple):

@@ -27,13 +27,12 @@ from dfwlayer.ops.kernels.common import (
     row_sums,
     settled_eta,
     smaller,
-    take,
 )
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["cg_update", "observe", "project_l1", "step_l1", "take"]
+__all__ = ["cg_update", "observe", "project_l1", "step_l1"]
 
 CEILING = {dtype: 0.25 * torch.finfo(dtype).max for dtype in EPS}  # of |z|/ω
 
