@@ -19,6 +19,7 @@ from dfwlayer.ops.kernels.common import (
     quotient_of,
     row_sum,
     row_sums,
+    weight_cells,
 )
 from dfwlayer.ops.scale import Scale
 
@@ -94,11 +95,7 @@ def _face_l1(
     row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     point = entries(x, at, cell)
     slope = entries(g, at, cell)
-    weights = row * weight_stride
-    weighed = here
-    if WEIGHTED:
-        weights += column
-        weighed = cell
+    weights, weighed = weight_cells(row, column, here, cell, weight_stride, WEIGHTED)
     w = tl.load(weight + weights, mask=weighed, other=1.0)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0)
     weighted = w * tl.abs(point)

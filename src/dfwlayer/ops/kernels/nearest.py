@@ -16,6 +16,7 @@ from dfwlayer.ops.kernels.common import (
     LARGEST,
     SMALLEST,
     cells,
+    each,
     entries,
     jit,
     launch,
@@ -176,7 +177,7 @@ def _pull_back_l1(
     point = entries(x, at, cell)
     push = entries(v, at, cell).to(tl.float64)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0).to(tl.float64)
-    force = tl.load(multiplier + row, mask=here, other=0.0)
+    force = each(multiplier, row, here)
     side = tl.where(point > 0, 1.0, tl.where(point < 0, -1.0, 0.0)).to(tl.float64)
     if weight is not None:
         signed = tl.load(weight + row * weight_stride + column, mask=cell, other=1.0)
