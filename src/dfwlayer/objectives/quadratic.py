@@ -46,6 +46,8 @@ class Quadratic(Objective):
     q: Tensor
 
     ranks: ClassVar[Mapping[str, int]] = {"q": 1, "P": 2}
+    quadratic = True
+    recordable = True
 
     def __post_init__(self) -> None:
         q, P = self.q, self.P
@@ -74,10 +76,6 @@ class Quadratic(Objective):
         return (self.q.shape[-1],)
 
     @property
-    def quadratic(self) -> bool:
-        return True
-
-    @property
     def isotropic(self) -> bool:
         return self.P is None
 
@@ -101,10 +99,6 @@ class Quadratic(Objective):
         if bound.P is None or not bound.P.requires_grad:
             return bound
         return replace(bound, P=symmetric_gradient(bound.P))
-
-    @property
-    def recordable(self) -> bool:
-        return True
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
