@@ -16,7 +16,7 @@ from dfwlayer.constraints.balls.l1_nearest import nearest_l1
 from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
-from dfwlayer.constraints.base import Atoms, measured
+from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.region import Region
 from dfwlayer.ops import fused
@@ -54,10 +54,9 @@ class LpBall(Ball):
             as_number("radius", self.radius, expected, kind=kind, least=0)
         super().__post_init__()
 
-    @property
-    def recordable(self) -> bool:
+    def as_recordable(self) -> LpBall | None:
         """Other balls are projected onto by iterations that watch their own convergence."""
-        return self.p in (1, torch.inf)
+        return self if self.p in (1, torch.inf) else None
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, radii negative, or coordinates not bounded."""
@@ -225,8 +224,13 @@ class LpBall(Ball):
         reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
         return Region.of(like, -reach, reach)
 
+    def face_parts(self, face: Face) -> tuple[Tensor, ...]:
+        """See `Recordable`."""
+        assert isinstance(face, LpFace)
+        return face.free, torch.as_tensor(face.multiplier), face.normal, torch.as_tensor(face.size)
+
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
-        """See `Constraint`."""
+        """See `Recordable`."""
         free, multiplier, normal, size = parts
         weight = torch.ones_like(x[..., :1]) if self.weight is None else self.weight
         radius = tensor_of(self.radius)

@@ -137,11 +137,6 @@ class LpFace(Face):
         """For 1 < p < ∞."""
         return self.p not in (1, torch.inf)
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """See `Face`."""
-        multiplier, size = (torch.as_tensor(v) for v in (self.multiplier, self.size))
-        return self.free, multiplier, self.normal, size
-
     def curvature(self, v: Tensor) -> Tensor:
         """λ(p − 1)/h · w² y^(p−2) v, y = w|x|/h; the rest of C vanishes on the tangent space."""
         return self.curvature_diagonal() * v
