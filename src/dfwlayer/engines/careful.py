@@ -147,8 +147,8 @@ def _part(task: Task, again: Tensor) -> Task | None:
 def _spread(found: Outcome, index: Tensor, count: int) -> Outcome:
     """The outcome of some problems at their positions in a batch, zero elsewhere."""
 
-    def spread(rows: Tensor) -> Tensor:
-        return rows.new_zeros((count, *rows.shape[1:])).index_copy(0, index, rows)
+    def spread(part: Tensor) -> Tensor:
+        return part.new_zeros((count, *part.shape[1:])).index_copy(0, index, part)
 
     x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap
     assert value is not None and gap is not None  # noqa: PT018

@@ -108,12 +108,12 @@ class FaceSystem:
                 return axpy(u, -ratio(inner(a, u), width, 0.0), steep)
 
             return lambda u: once(once(u))  # the second time for what rounding left
-        rows = torch.stack(self.face.normals, -2)
+        normals = torch.stack(self.face.normals, -2)
         steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
-        across = torch.linalg.pinv(rows @ steeps.mT, hermitian=True)
+        across = torch.linalg.pinv(normals @ steeps.mT, hermitian=True)
 
         def level(u: Tensor) -> Tensor:
-            c = across @ (rows @ u.unsqueeze(-1))
+            c = across @ (normals @ u.unsqueeze(-1))
             moved: Tensor = u - (steeps.mT @ c).squeeze(-1)
             return moved
 

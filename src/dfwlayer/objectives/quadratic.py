@@ -278,8 +278,8 @@ class Quadratic(Objective):
             return Curvature(one, one)
         if self.P.shape[-1] <= SMALL:
             return dense_spectrum(self.P)
-        rows = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
-        low, high = lanczos_spectrum(self.product, rows)
+        template = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
+        low, high = lanczos_spectrum(self.product, template)
         # the largest absolute row sum bounds the spectrum too
         largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
         bound = largest_row * (1 + self.P.shape[-1] * torch.finfo(self.dtype).eps)

@@ -61,7 +61,7 @@ class SparseMatrix:
         return out
 
     @cached_property
-    def rows(self) -> Tensor:  # (nnz,)
+    def row(self) -> Tensor:  # (nnz,)
         """The row of each entry."""
         count = self.crow.diff()
         each = torch.arange(self.shape[0], dtype=self.crow.dtype, device=self.crow.device)
@@ -77,7 +77,7 @@ class SparseMatrix:
         """The transpose as a CSR tensor."""
         m, n = self.shape
         col, order = self.col.sort(stable=True)
-        row = self.rows.index_select(0, order)
+        row = self.row.index_select(0, order)
         begins = _begins(col, n).to(self.crow.dtype)
         return csr(begins, row, self.entries.index_select(0, order), (n, m))
 
@@ -98,7 +98,7 @@ class _Product(torch.autograd.Function):
         in_entries = in_x = None
         if ctx.needs_input_grad[0]:
             left, right = (x, grad) if ctx.transpose else (grad, x)
-            in_entries = left.index_select(-1, of.rows) * right.index_select(-1, of.col)
+            in_entries = left.index_select(-1, of.row) * right.index_select(-1, of.col)
             in_entries = in_entries.sum_to_size(len(of.col))
         if ctx.needs_input_grad[1]:
             in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)

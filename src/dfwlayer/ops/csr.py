@@ -29,6 +29,6 @@ def csr_product(matrix: Tensor, x: Tensor) -> Tensor:  # (m, n) CSR, (..., n) ->
         return (matrix @ x.unsqueeze(-1)).squeeze(-1)
     # MKL rounds in another way where the number of columns is a multiple of four; with one column
     # more a problem's numbers do not depend on how many others there are
-    rows = len(x)
-    columns = torch.nn.functional.pad(x, (0, 0, 0, 1)).mT if rows % 4 == 0 else x.mT
-    return (matrix @ columns).mT[:rows]
+    count = len(x)
+    columns = torch.nn.functional.pad(x, (0, 0, 0, 1)).mT if count % 4 == 0 else x.mT
+    return (matrix @ columns).mT[:count]

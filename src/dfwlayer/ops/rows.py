@@ -101,17 +101,17 @@ def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per r
     return products.unsqueeze(-1)
 
 
-def number(rows: Tensor) -> Scalar:  # (...) -> number per row
+def number(values: Tensor) -> Scalar:  # (...) -> number per row
     """A tensor with one entry for each problem as a number for each problem."""
-    if rows.dim() == 0 and rows.device.type == "cpu":
-        value: float = rows.item()
+    if values.dim() == 0 and values.device.type == "cpu":
+        value: float = values.item()
         return value
-    return rows.unsqueeze(-1)
+    return values.unsqueeze(-1)
 
 
-def number_mask(rows: Tensor) -> Mask:  # (...) -> mask per row
+def number_mask(values: Tensor) -> Mask:  # (...) -> mask per row
     """The same of a mask."""
-    return number(rows)  # type: ignore[return-value]
+    return number(values)  # type: ignore[return-value]
 
 
 def by_count(like: Tensor, single: Callable[[], _T], batch: Callable[[], _T]) -> _T:
@@ -181,11 +181,11 @@ def select_mask(mask: Mask, a: Mask, b: Mask) -> Mask:
     return select(mask, a, b)  # type: ignore[return-value]
 
 
-def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
+def keep(mask: Mask, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where the mask holds, of old elsewhere."""
-    if isinstance(rows, Tensor):
-        return torch.where(rows, new, old)
-    return new if rows else old
+    if isinstance(mask, Tensor):
+        return torch.where(mask, new, old)
+    return new if mask else old
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:

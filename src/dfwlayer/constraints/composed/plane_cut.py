@@ -392,9 +392,9 @@ class PlaneCut(Built, PolyhedralSet):
         return along.to(x.dtype)
 
 
-def _chosen(rows: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _chosen(mask: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Rows of one or the other, where there are any."""
-    return None if a is None or b is None else torch.where(rows, a, b)
+    return None if a is None or b is None else torch.where(mask, a, b)
 
 
 def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ def span(points: Tensor, used: Tensor, eps: float) -> Tensor:  # (..., m, n), (.
     first = used.to(torch.uint8).argmax(-1)[..., None, None]
     origin = points.gather(-2, first.expand(*first.shape[:-1], points.shape[-1]))
     offsets = torch.where(used.unsqueeze(-1), (points - origin) / unit, 0)
-    _, sizes, rows = torch.linalg.svd(offsets, full_matrices=False)
+    _, sizes, axes = torch.linalg.svd(offsets, full_matrices=False)
     longest = sizes.amax(-1, keepdim=True)
     rank = sizes > (RANK * longest).clamp_min(64 * eps * points.shape[-2] ** 0.5)
-    basis: Tensor = (rows * rank.unsqueeze(-1)).mT
+    basis: Tensor = (axes * rank.unsqueeze(-1)).mT
     return basis
 
 

@@ -143,12 +143,12 @@ def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -
     """
     mask = used.to(places.dtype).unsqueeze(-1)
     middle = (mask * places).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
-    left, sizes, rows = torch.linalg.svd(mask * (places - middle), full_matrices=False)
+    left, sizes, axes = torch.linalg.svd(mask * (places - middle), full_matrices=False)
     rounding = 16 * torch.finfo(sizes.dtype).eps * places.shape[-2] ** 0.5
     sure = sizes > rounding * sizes.amax(-1, keepdim=True)
-    rows = rows * sure.unsqueeze(-1)
-    inner = rows @ hessian @ rows.mT + torch.diag_embed((~sure).to(sizes.dtype))
-    z = -torch.linalg.solve_ex(inner, rows @ slope.unsqueeze(-1)).result
+    axes = axes * sure.unsqueeze(-1)
+    inner = axes @ hessian @ axes.mT + torch.diag_embed((~sure).to(sizes.dtype))
+    z = -torch.linalg.solve_ex(inner, axes @ slope.unsqueeze(-1)).result
     change = (mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))).squeeze(-1)
     step = (change.unsqueeze(-2) @ places).squeeze(-2)
     sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)
