@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import dot, settled
+from dfwlayer.ops.rows import dot, or_one, settled
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
 
@@ -240,8 +240,7 @@ def _short_step(query: Query, lipschitz: Tensor) -> Tensor:
 
 def _unit_scale(direction: Tensor) -> tuple[Tensor, Tensor]:
     """d / max|d| and max|d| as a constant, so that squares neither overflow nor vanish."""
-    size = direction.detach().abs().amax(-1)
-    size = torch.where(size > 0, size, 1)
+    size = or_one(direction.detach().abs().amax(-1))
     return direction / size.unsqueeze(-1), size
 
 
@@ -282,7 +281,7 @@ def _first_estimate(objective: Objective, x: Tensor) -> Tensor:
     with torch.no_grad():
         d, _ = _unit_scale(objective.gradient(x))
         square = dot(d, d)
-        estimate = dot(d, objective.hvp(x, d)) / torch.where(square > 0, square, 1)
+        estimate = dot(d, objective.hvp(x, d)) / or_one(square)
         power = torch.exp2(torch.ceil(torch.log2(estimate)))
         return torch.where((estimate > 0) & torch.isfinite(power), power, 0)
 
@@ -291,5 +290,5 @@ def _going_all_the_way(query: Query) -> Tensor:
     """The M with which a short step ends at γ = 1, whatever the units; one where none does."""
     d, size = _unit_scale(query.direction)
     square = size * dot(d, d)
-    estimate = -dot(query.gradient, d) / torch.where(square > 0, square, 1)
+    estimate = -dot(query.gradient, d) / or_one(square)
     return torch.where((estimate > 0) & torch.isfinite(estimate), estimate, 1)

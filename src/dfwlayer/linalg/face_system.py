@@ -21,6 +21,7 @@ from dfwlayer.ops.rows import (
     dot,
     inner,
     number,
+    or_one,
     ratio,
     root,
     spread,
@@ -185,7 +186,7 @@ class FaceSystem:
         (a,) = self.face.normals
         b = a * self._ease
         length = dot(a, b)
-        return (dot(b, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
+        return (dot(b, rest) / or_one(length)).unsqueeze(-1)
 
     def across(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
         """The shortest u with ⟨a_j, u⟩ = c_j, or with one a_j the one of the least effort."""
@@ -197,7 +198,7 @@ class FaceSystem:
         (a,) = self.face.normals
         b = a * self._ease
         length = dot(a, b).unsqueeze(-1)
-        return b * (c / torch.where(length > 0, length, 1))
+        return b * (c / or_one(length))
 
     @cached_property
     def _ease(self) -> Tensor | float:
@@ -246,13 +247,12 @@ class FaceSystem:
             return None
         length = dot(v, v)
         product = dot(v, self.objective.hvp(self.x, v))
-        quotient = (product / torch.where(length > 0, length, 1)).clamp_min(0)
+        quotient = (product / or_one(length)).clamp_min(0)
         bends = (bend != 0).any(-1)
         diagonal = torch.where(bends, quotient, 1).unsqueeze(-1) + bend
-        inverse = torch.where(self.face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
+        inverse = torch.where(self.face.free, 1 / or_one(diagonal), 0)
         steep = inverse * a
-        width = dot(a, steep)
-        width = torch.where(width > 0, width, 1)
+        width = or_one(dot(a, steep))
 
         def precondition(r: Tensor) -> Tensor:
             r = inverse * r
@@ -270,7 +270,7 @@ def tangent_space(free: Tensor, normal: Tensor) -> Tangent:
         length = torch.linalg.vector_norm(normal, dim=-1, keepdim=True, dtype=torch.float64)
         return Tangent(mask, (normal / length.clamp_min(1e-100)).to(normal.dtype))
     largest = normal.abs().amax(-1, keepdim=True)
-    a = normal / torch.where(largest > 0, largest, 1)
+    a = normal / or_one(largest)
     return Tangent(mask, a * ratio(1.0, root(inner(a, a)), 0.0))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import axpy, inner
+from dfwlayer.ops.rows import axpy, inner, or_one
 
 __all__ = ["Normals", "Orthogonal", "Tangent"]
 
@@ -36,7 +36,7 @@ class Normals(NamedTuple):
         """In double precision, for what is dependent should be seen to be."""
         vectors = torch.stack(tuple(normals), -2)
         size = vectors.abs().amax(-1, keepdim=True).double()
-        scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 1)
+        scale = torch.where(size > 0, 1 / or_one(size), 1)
         scaled = vectors.double() * scale
         inverse = torch.linalg.pinv(scaled @ scaled.mT, rtol=1e-12, hermitian=True)
         return cls(vectors, (scale * inverse * scale.mT).to(vectors.dtype))

@@ -32,7 +32,9 @@ __all__ = [
     "number",
     "number_mask",
     "on_host",
+    "or_one",
     "passes",
+    "quotient",
     "ratio",
     "recording",
     "root",
@@ -74,7 +76,7 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
         return largest
     if p == 1:
         return size.sum(-1)
-    scale = torch.where(largest > 0, largest, 1).unsqueeze(-1)
+    scale = or_one(largest).unsqueeze(-1)
     # the largest entry adds one; where there is none, the root of zero would have no slope
     return largest * ((size / scale) ** p).sum(-1).clamp_min(1) ** (1 / p)
 
@@ -82,6 +84,16 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
 def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
     """Rows of a where the mask holds, rows of b elsewhere."""
     return torch.where(mask.unsqueeze(-1), a, b)
+
+
+def or_one(a: Tensor) -> Tensor:
+    """a where it is positive, 1 elsewhere: a divisor of what is zero there, or left out."""
+    return torch.where(a > 0, a, 1)
+
+
+def quotient(a: Tensor, b: Tensor) -> Tensor:
+    """a / b where b > 0, 0 elsewhere; autograd does not meet a division by zero."""
+    return torch.where(b > 0, a / or_one(b), 0)
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.ops.scale import Scale
 from dfwlayer.solution import Status
 
@@ -107,7 +107,7 @@ class Ellipsoid(Ball):
         # an x rounded along a short axis may be outside again; the last room is enough for that
         size, radius = self.size(x.detach()), tensor_of(self.radius)
         loss = norm(_times(self.A.detach().double().abs(), x.detach().double().abs()))
-        worst = 4 + 2 * loss / torch.where(size > 0, size, 1)
+        worst = 4 + 2 * loss / or_one(size)
         x = scaled_into(x, size, radius)
         for units in (8.0, worst):
             x = scaled_into(x, self.size(x.detach()), radius, units=units)

@@ -20,7 +20,7 @@ from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.region import Region
 from dfwlayer.ops import fused
-from dfwlayer.ops.rows import Scalar, dot, scaled_norm
+from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
@@ -122,11 +122,11 @@ class LpBall(Ball):
         # s depends on the direction of r only: the largest entry, as a constant, keeps the powers
         # within range
         largest = pull.detach().amax(-1, keepdim=True)
-        ratio = pull / torch.where(largest > 0, largest, 1)
+        ratio = pull / or_one(largest)
         positive = ratio > 0  # at 0 the power's derivative is infinite for p > 2
         power = torch.where(positive, torch.where(positive, ratio, 1) ** (1 / (self.p - 1)), 0)
         total = (power**self.p).sum(-1, keepdim=True)
-        size = torch.where(total > 0, total, 1) ** (1 / self.p)
+        size = or_one(total) ** (1 / self.p)
         return reach * side * power / size
 
     def lowest(self, g: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class LpBall(Ball):
         size, unbounded = self._geometry.size.detach(), self._unbounded
         unit = size.amax(-1, keepdim=True)
         if unbounded is not None:
-            unit = torch.where(unit > 0, unit, 1)
+            unit = or_one(unit)
         omega = size / unit
         tiny = torch.finfo(size.dtype).tiny
         if unbounded is None:

@@ -18,6 +18,7 @@ from dfwlayer.ops.rows import (
     maximum,
     number,
     number_mask,
+    or_one,
     ratio,
     scaled_norm,
     select,
@@ -169,7 +170,7 @@ class LpFace(Face):
             # in logarithms its derivatives are, too
             x = self._magnitude()
             positive = (weight > 0) & (x > 0)
-            size = torch.where(weight > 0, weight, 1).log() - self._size().log().unsqueeze(-1)
+            size = or_one(weight).log() - self._size().log().unsqueeze(-1)
             power = ((self.p - 1) * (size + torch.where(positive, x, 1).log())).exp()
             slope = torch.where(positive, slope * power, 0)
         elif self.p >= 2:
@@ -198,14 +199,13 @@ class LpFace(Face):
         if self.p == 1:
             return weighted.sum(-1)
         # powers of ratios to the largest entry stay within range and do not meet 0
-        largest = weighted.detach().amax(-1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1)
+        largest = or_one(weighted.detach().amax(-1, keepdim=True))
         ratio = weighted / largest
         # less adds nothing, and for p < 2 its second derivatives could leave the range
         least = torch.finfo(ratio.dtype).eps ** 2 if self.p < 2 else 0.0
         positive = ratio > least
         total = torch.where(positive, torch.where(positive, ratio, 1) ** self.p, 0).sum(-1)
-        return largest.squeeze(-1) * torch.where(total > 0, total, 1) ** (1 / self.p)
+        return largest.squeeze(-1) * or_one(total) ** (1 / self.p)
 
     def _magnitude(self) -> Tensor:
         """|x|, a constant where it is so small that for 1 < p < 2 the curvature holds it.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops import fused
-from dfwlayer.ops.rows import by_count, dot
+from dfwlayer.ops.rows import by_count, dot, or_one
 
 __all__ = ["AxisBounds", "project_l1", "project_lp"]
 
@@ -117,8 +117,7 @@ def project_lp(
         bound = t / _only(bounded, weight, 1)
         return _only(bounded, z.clamp(-bound, bound), z)
     # in units of the radius and of the largest weight nothing overflows
-    unit = weight.amax(-1, keepdim=True)
-    unit = torch.where(unit > 0, unit, 1)
+    unit = or_one(weight.amax(-1, keepdim=True))
     omega, length = weight / unit, t / unit
     sized = length > 0
     # so far out that 1 is below the rounding of z, only the direction of z matters
@@ -126,7 +125,7 @@ def project_lp(
     furthest = _only(bounded, size, 0).amax(-1, keepdim=True)
     distance = furthest / torch.where(sized, length, 1)
     distance = torch.where(sized, distance.clamp(max=torch.finfo(z.dtype).eps ** -2), 0)
-    share = size * (distance / torch.where(furthest > 0, furthest, 1))
+    share = size * (distance / or_one(furthest))
     share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
     moved = _ellipsoid(omega, share) if p == 2 else _curved(p, omega, share, inside)
@@ -161,11 +160,10 @@ def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
     point = omega * share / largest  # so that squares do not overflow
     for step in range(OUTER):
         scaled = point / (1 + mu * square)
-        size = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-        size = torch.where(size > 0, size, 1)
+        size = or_one(torch.linalg.vector_norm(scaled, dim=-1, keepdim=True))
         slope = dot(scaled * square / (1 + mu * square), scaled).unsqueeze(-1) / size**2
         # 1/‖·‖ − 1 with ‖·‖ = largest · size, over its derivative in μ
-        change = (largest * size - 1) / torch.where(slope > 0, slope, 1)
+        change = (largest * size - 1) / or_one(slope)
         mu = (mu + change).clamp_min(0)
         if step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
             break
@@ -193,8 +191,7 @@ def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
     for step in range(OUTER):
         if step > 0:  # at μ = 0 the root is ζ itself
             y = _root(p, mu * square, zeta)
-        top = y.amax(-1, keepdim=True)
-        top = torch.where(top > 0, top, 1)
+        top = or_one(y.amax(-1, keepdim=True))
         part = torch.where(y > 0, y / top, 1)
         power = torch.where(y > 0, part**p, 0)
         size = power.sum(-1, keepdim=True) ** (1 / p)  # ‖y‖ / top

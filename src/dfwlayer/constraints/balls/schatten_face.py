@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.singular import Factors, divided_differences, split
 from dfwlayer.constraints.face import Face
+from dfwlayer.ops.rows import or_one
 
 __all__ = ["SchattenFace", "SpectralFace"]
 
@@ -166,8 +167,7 @@ class SpectralFace(Face):
         left, values, right = self.at
         along, across, down = split(self._matrix(v), left, right)
         held, other = self.held.to(v.dtype), (~self.held).to(v.dtype)
-        t = self.radius.detach()[..., None, None]
-        t = torch.where(t > 0, t, 1)
+        t = or_one(self.radius.detach()[..., None, None])
         square = t.squeeze(-1) ** 2
         room = (square - values**2).clamp_min(torch.finfo(v.dtype).eps * square)
         pull, rate = self.force_inside, other / room

@@ -35,7 +35,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, common_shape, settled
+from dfwlayer.ops.rows import any_row, common_shape, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
 
@@ -163,7 +163,7 @@ class PlaneCut(Built, PolyhedralSet):
             _, width = evaluate(mu)
         if torch.is_grad_enabled():
             # a Newton step from the solution is zero, but its derivatives are those of the solution
-            mu = mu + torch.where(width > 0, off(mu) / torch.where(width > 0, width, 1), 0)
+            mu = mu + quotient(off(mu), width)
         return base.soft_vertex(g + mu * a, temperature)
 
     def retract(self, x: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class PlaneCut(Built, PolyhedralSet):
         missing = b - (a * inner).sum(-1, keepdim=True)
         along = self._along(inner).double()
         reach = (a * along).sum(-1, keepdim=True)
-        step = torch.where(reach > 0, missing / torch.where(reach > 0, reach, 1), 0)
+        step = quotient(missing, reach)
         lower, upper, *_ = self.facets(x).detach()
         moved = clipped((inner + step * along).to(x.dtype), lower, upper)
         moved = self._between(self._drawn_in(moved))
@@ -387,7 +387,7 @@ class PlaneCut(Built, PolyhedralSet):
         for n in normals:  # there is one at most
             own = n / power_of_two(n) * free
             square = (own * own).sum(-1, keepdim=True)
-            share = (own * along).sum(-1, keepdim=True) / torch.where(square > 0, square, 1)
+            share = (own * along).sum(-1, keepdim=True) / or_one(square)
             along = along - share * own
         return along.to(x.dtype)
 
@@ -400,4 +400,4 @@ def _chosen(mask: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The μ for which z − μa is in the plane."""
     square = (a * a).expand_as(z).sum(-1, keepdim=True)
-    return ((a * z).sum(-1, keepdim=True) - b) / torch.where(square > 0, square, 1)
+    return ((a * z).sum(-1, keepdim=True) - b) / or_one(square)

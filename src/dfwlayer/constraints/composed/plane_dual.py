@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation
-from dfwlayer.ops.rows import any_row
+from dfwlayer.ops.rows import any_row, quotient
 
 __all__ = ["PlaneDual", "mixed", "plane_dual"]
 
@@ -43,7 +43,7 @@ def plane_dual(vertex: Callable[[Tensor], Tensor], equation: Equation, g: Tensor
         rise, fall = (((a * s).sum(-1, keepdim=True) - b) for s in (high, low))
         width = rise - fall
         cost, other = ((g * s).sum(-1, keepdim=True) for s in (high, low))
-        mu = torch.where(width > 0, (other - cost) / torch.where(width > 0, width, 1), 0)
+        mu = quotient(other - cost, width)
         turned = g + mu * a
         s = vertex(turned)
         value = (turned * s).sum(-1, keepdim=True) - mu * b
@@ -68,5 +68,5 @@ def mixed(low: Tensor, high: Tensor, equation: Equation) -> Tensor:
     a, b = equation
     least, most = ((a * s).sum(-1, keepdim=True) for s in (low, high))
     width = most - least
-    share = torch.where(width > 0, (b - least) / torch.where(width > 0, width, 1), 0)
+    share = quotient(b - least, width)
     return low + share.clamp(0, 1) * (high - low)

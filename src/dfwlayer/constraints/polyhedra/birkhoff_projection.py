@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.polyhedra.assignment import assign, potentials
+from dfwlayer.ops.rows import or_one
 
 __all__ = ["balanced", "filled_up", "laplacian_solve", "project_birkhoff"]
 
@@ -161,4 +162,4 @@ def filled_up(x: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
     r, s = (1 - x.sum(-1)).clamp_min(0), (1 - x.sum(-2)).clamp_min(0)
     missing = s.sum(-1)[..., None, None]
     rest = r.unsqueeze(-1) * s.unsqueeze(-2)
-    return x + rest / torch.where(missing > 0, missing, 1)
+    return x + rest / or_one(missing)

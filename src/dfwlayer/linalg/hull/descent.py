@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.hull.points import Hull, Mixture
 from dfwlayer.linalg.hull.step import corrective_step
-from dfwlayer.ops.rows import dot, norm, where_rows
+from dfwlayer.ops.rows import dot, norm, or_one, where_rows
 from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.solution import Status
 
@@ -142,8 +142,7 @@ def _scale(objective: Objective, state: Mixture) -> Scale:
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
     """v / max|v|, so that no square leaves the dtype's range, and max|v|, or 1 for zero."""
-    size = v.abs().amax(-1)
-    size = torch.where(size > 0, size, 1)
+    size = or_one(v.abs().amax(-1))
     return v / size.unsqueeze(-1), size
 
 
@@ -167,11 +166,11 @@ def _bend(
     unit, size = _unit(d)
     product = objective.hvp(state.x, unit.to(state.x.dtype)).double()
     length = norm(unit)
-    bound = torch.maximum(bound, norm(product) / torch.where(length > 0, length, 1))
+    bound = torch.maximum(bound, norm(product) / or_one(length))
     rounding = bound * length**2
     if not objective.quadratic:  # its curvature may be a difference of what makes the slope
         rounding = rounding + norm(state.gradient.double()) * length / size
     rounding = 64 * eps * n**0.5 * rounding
     curvature = dot(unit, product)
-    bend = curvature / torch.where(rounding > 0, rounding, 1)
+    bend = curvature / or_one(rounding)
     return torch.where(torch.isfinite(bend), bend, 0), bound

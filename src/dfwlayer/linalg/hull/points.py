@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import norm, where_rows
+from dfwlayer.ops.rows import norm, or_one, where_rows
 
 __all__ = ["Hull", "Mixture", "span"]
 
@@ -74,7 +74,7 @@ def span(points: Tensor, used: Tensor, eps: float) -> Tensor:  # (..., m, n), (.
     than that is no direction either. Double precision.
     """
     points, size = points.double(), points.double().abs().amax((-2, -1))
-    unit = torch.where(size > 0, size, 1)[..., None, None]
+    unit = or_one(size)[..., None, None]
     first = used.to(torch.uint8).argmax(-1)[..., None, None]
     origin = points.gather(-2, first.expand(*first.shape[:-1], points.shape[-1]))
     offsets = torch.where(used.unsqueeze(-1), (points - origin) / unit, 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.hull.points import Hull, Mixture
-from dfwlayer.ops.rows import dot, where_rows
+from dfwlayer.ops.rows import dot, or_one, where_rows
 from dfwlayer.ops.scale import ROUNDING, Scale
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def corrective_step(
             plain = toward - weights
             way = model.step(plain)
             slope, bend = dot(model.slope, way), dot(way, model.times(way))
-            length = torch.where(bend > -slope, -slope / torch.where(bend > 0, bend, 1), 1)
+            length = torch.where(bend > -slope, -slope / or_one(bend), 1)
             vertexwards = weights + length.clamp(0, 1).unsqueeze(-1) * plain
             promised = model.lowered(vertexwards - weights)
             short = open_ & ~(model.lowered(target - weights) >= 0.5 * promised)
