@@ -64,6 +64,8 @@ class SchattenBall(Ball):
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
 
+    variable_dims = 2
+
     def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
         super().__post_init__()
@@ -72,11 +74,6 @@ class SchattenBall(Ball):
             if len(shape) != 2:
                 raise ValueError(f"shape: expected (rows, columns), got {shape}")
             object.__setattr__(self, "shape", shape)
-
-    @property
-    def variable_dims(self) -> int:
-        """It takes matrices."""
-        return 2
 
     @measured
     def _ball(self) -> LpBall:

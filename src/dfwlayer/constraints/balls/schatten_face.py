@@ -39,10 +39,7 @@ class SchattenFace(Face):
     outside: Tensor | None  # (..., r, c), W; None for p ≥ 2
     frozen: Tensor  # (..., 1), radius 0
 
-    @property
-    def bends(self) -> bool:
-        """For every p; p = 1 because matrices of one rank do."""
-        return True
+    bends = True  # for every p; p = 1 because matrices of one rank do
 
     def restrict(self, v: Tensor) -> Tensor:
         """v without the part beside both U and V, for p < 2 and an active constraint."""
@@ -150,10 +147,7 @@ class SpectralFace(Face):
     force_inside: Tensor  # (..., k, k), Λ on the held ones, 0 elsewhere
     frozen: Tensor  # (..., 1), radius 0
 
-    @property
-    def bends(self) -> bool:
-        """Where singular values are held."""
-        return True
+    bends = True  # where singular values are held
 
     def restrict(self, v: Tensor) -> Tensor:
         """v without the symmetric part of U₁ᵀvV₁."""

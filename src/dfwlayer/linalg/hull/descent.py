@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.hull.points import Hull, Mixture
 from dfwlayer.linalg.hull.step import corrective_step
-from dfwlayer.ops.rows import dot, norm, or_one, where_rows
+from dfwlayer.ops.rows import dot, in_units, norm, or_one, where_rows
 from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 from dfwlayer.solution import Status
 
@@ -140,12 +140,6 @@ def _scale(objective: Objective, state: Mixture) -> Scale:
     return Scale(curvature, torch.where(torch.isfinite(noise), noise, 0))
 
 
-def _unit(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
-    """v / max|v|, so that no square leaves the dtype's range, and max|v|, or 1 for zero."""
-    size = or_one(v.abs().amax(-1))
-    return v / size.unsqueeze(-1), size
-
-
 def _curvature(objective: Objective, x: Tensor) -> tuple[Tensor, Tensor]:  # (...), (...)
     """What ‖∇²f‖ is known to reach, in double, and whether f is known not to be convex."""
     known = objective.curvature() if objective.quadratic else None
@@ -163,7 +157,7 @@ def _bend(
 ) -> tuple[Tensor, Tensor]:  # (...), (...)
     """⟨d, ∇²f d⟩ in units of what rounding may make of a zero, and the bound on ‖∇²f‖ so far."""
     n, eps = d.shape[-1], torch.finfo(state.x.dtype).eps
-    unit, size = _unit(d)
+    unit, size = in_units(d)
     product = objective.hvp(state.x, unit.to(state.x.dtype)).double()
     length = norm(unit)
     bound = torch.maximum(bound, norm(product) / or_one(length))
