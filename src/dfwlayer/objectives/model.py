@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import times
+from dfwlayer.ops.matrices import times
 
 __all__ = ["FEW", "LARGEST", "Model", "model_by_columns"]
 

@@ -15,7 +15,7 @@ from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_n
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
-from dfwlayer.ops.factors import cholesky_factor, substitute
+from dfwlayer.ops.matrices import cholesky_factor, substitute
 from dfwlayer.ops.rows import Scalar, column, dot, settled, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 

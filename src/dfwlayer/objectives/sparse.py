@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.csr import csr, csr_product
+from dfwlayer.ops.matrices import csr, csr_product
 
 __all__ = ["SparseMatrix", "stored_entries"]
 

@@ -45,7 +45,6 @@ __all__ = [
     "select_mask",
     "settled",
     "spread",
-    "times",
     "where_rows",
 ]
 
@@ -86,11 +85,6 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
 def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
     """Rows of a where the mask holds, rows of b elsewhere."""
     return torch.where(mask.unsqueeze(-1), a, b)
-
-
-def times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
-    """A x of each row x, the A shared or one per problem."""
-    return x @ matrix.mT if matrix.dim() == 2 else (matrix @ x.unsqueeze(-1)).squeeze(-1)
 
 
 def in_units(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)

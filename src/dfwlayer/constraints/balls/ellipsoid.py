@@ -16,7 +16,8 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.ops.rows import dot, norm, or_one, times
+from dfwlayer.ops.matrices import times
+from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.ops.scale import Scale
 from dfwlayer.solution import Status
 

@@ -225,12 +225,10 @@ class LpBall(Ball):
         return Region.of(like, -reach, reach)
 
     def face_parts(self, face: Face) -> tuple[Tensor, ...]:
-        """See `Recordable`."""
         assert isinstance(face, LpFace)
         return face.free, torch.as_tensor(face.multiplier), face.normal, torch.as_tensor(face.size)
 
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
-        """See `Recordable`."""
         free, multiplier, normal, size = parts
         weight = torch.ones_like(x[..., :1]) if self.weight is None else self.weight
         radius = tensor_of(self.radius)

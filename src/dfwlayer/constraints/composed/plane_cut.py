@@ -87,7 +87,6 @@ class PlaneCut(Built, PolyhedralSet):
         return self.constraint
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         facets = self.base.facets(like)
         equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))

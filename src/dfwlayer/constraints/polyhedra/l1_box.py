@@ -179,7 +179,6 @@ class L1Box(L1BoxSet):
     )
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         weight = as_entries(1.0 if self.weight is None else self.weight, like)
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
         radius = as_column(self.radius, like)

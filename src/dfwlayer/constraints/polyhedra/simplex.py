@@ -50,7 +50,6 @@ class CappedSimplex(PolyhedralSet):
     cap: Value = field(default=1.0, metadata=entries(least=0, infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         return Facets(torch.zeros_like(radius), as_entries(self.cap, like), equations=(equation,))
@@ -110,7 +109,6 @@ class Simplex(PolyhedralSet):
     radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         none = torch.full_like(radius, torch.inf)

@@ -1,4 +1,4 @@
-"""Sparse matrices by rows, and products with them on each kind of device."""
+"""Products with matrices, dense and sparse, and Cholesky factors, on each kind of device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,29 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["csr", "csr_product"]
+__all__ = ["cholesky_factor", "csr", "csr_product", "substitute", "times"]
+
+
+def times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
+    """A x of each row x, the A shared or one per problem."""
+    return x @ matrix.mT if matrix.dim() == 2 else (matrix @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def cholesky_factor(matrix: Tensor) -> Tensor | None:  # (..., n, n)
+    """The Cholesky factor, on the CPU in the memory of the matrix; None where there is none."""
+    if matrix.device.type == "cpu":
+        info = torch.empty(0, dtype=torch.int32)
+        factor, info = torch.linalg.cholesky_ex(matrix, out=(matrix, info))
+    else:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+    return None if bool(info.any()) else factor
+
+
+def substitute(factor: Tensor, v: Tensor) -> Tensor:  # (..., n, n), (..., n, m) -> (..., n, m)
+    """(L Lᵀ)⁻¹ v, which for one column is much faster than cholesky_solve."""
+    half = torch.linalg.solve_triangular(factor, v, upper=False)
+    out: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return out
 
 
 def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
