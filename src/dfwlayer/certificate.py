@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.methods.base import Outcome, Problem, gap_of
-from dfwlayer.ops.rows import as_rows, dot
+from dfwlayer.ops.rows import as_rows, dot, or_one
 from dfwlayer.solution import Status
 
 __all__ = ["certified", "certify"]
@@ -47,8 +47,8 @@ def certify(
         shift: Tensor | None = None
         if unbounded is not None:
             g = torch.where(unbounded, gradient, 0)
-            size = g.abs().amax(-1, keepdim=True)
-            size = torch.where(size > 0, size, 1)  # in units of which squares stay within range
+            # in units of the largest entry squares stay within range
+            size = or_one(g.abs().amax(-1, keepdim=True))
             found = conjugate_gradient(
                 lambda v: torch.where(unbounded, objective.hvp(x, v), 0),
                 g / size,

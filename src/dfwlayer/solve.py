@@ -106,9 +106,10 @@ def solve(
 def warm_up() -> bool:
     """Compile now what the first small problems would have to wait for.
 
-    The first solve of a small problem on the CPU compiles the code for it, which takes some seconds;
-    afterwards it is on disk, and a new process loads it in less than one. Call this where a wait
-    does no harm: when an image is built, before workers are forked, at the start of a program.
+    The first solve of a small problem on the CPU compiles the code for it, which takes some
+    seconds; afterwards it is on disk, and a new process loads it in less than one. Call this where
+    a wait does no harm: when an image is built, before workers are forked, at the start of a
+    program.
 
     Returns:
         Whether there is compiled code; without Numba tensor operations solve everything.

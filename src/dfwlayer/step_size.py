@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import dot, settled
+from dfwlayer.ops.rows import dot, in_units, or_one, settled
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
 
@@ -91,7 +91,7 @@ class ExactStep:
             )
 
         def gamma(query: Query) -> Tensor:
-            d, size = _unit_scale(query.direction)
+            d, size = in_units(query.direction)
             slope = -dot(query.gradient, d)
             curvature = dot(d, objective.hvp(query.x, d)) * size
             return _ratio(slope, curvature, query.limit)
@@ -234,15 +234,8 @@ class _Stateless:
 
 
 def _short_step(query: Query, lipschitz: Tensor) -> Tensor:
-    d, size = _unit_scale(query.direction)
+    d, size = in_units(query.direction)
     return _ratio(-dot(query.gradient, d), lipschitz * size * dot(d, d), query.limit)
-
-
-def _unit_scale(direction: Tensor) -> tuple[Tensor, Tensor]:
-    """d / max|d| and max|d| as a constant, so that squares neither overflow nor vanish."""
-    size = direction.detach().abs().amax(-1)
-    size = torch.where(size > 0, size, 1)
-    return direction / size.unsqueeze(-1), size
 
 
 def _ratio(slope: Tensor, curvature: Tensor, limit: Tensor | float) -> Tensor:
@@ -280,16 +273,16 @@ def _lipschitz(
 def _first_estimate(objective: Objective, x: Tensor) -> Tensor:
     """A power of two near the curvature at x along −∇f; zero where there is none."""
     with torch.no_grad():
-        d, _ = _unit_scale(objective.gradient(x))
+        d, _ = in_units(objective.gradient(x))
         square = dot(d, d)
-        estimate = dot(d, objective.hvp(x, d)) / torch.where(square > 0, square, 1)
+        estimate = dot(d, objective.hvp(x, d)) / or_one(square)
         power = torch.exp2(torch.ceil(torch.log2(estimate)))
         return torch.where((estimate > 0) & torch.isfinite(power), power, 0)
 
 
 def _going_all_the_way(query: Query) -> Tensor:
     """The M with which a short step ends at γ = 1, whatever the units; one where none does."""
-    d, size = _unit_scale(query.direction)
+    d, size = in_units(query.direction)
     square = size * dot(d, d)
-    estimate = -dot(query.gradient, d) / torch.where(square > 0, square, 1)
+    estimate = -dot(query.gradient, d) / or_one(square)
     return torch.where((estimate > 0) & torch.isfinite(estimate), estimate, 1)

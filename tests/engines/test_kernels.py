@@ -11,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import dfwlayer as dfw
 from dfwlayer.constraints.balls.lp_projection import AxisBounds
 from dfwlayer.constraints.balls.lp_projection import project_l1 as project_l1_eagerly
 from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate
+from dfwlayer.ops import fused
 from dfwlayer.ops.kernels import common
+from dfwlayer.ops.kernels import faces as face_kernels
 from dfwlayer.ops.kernels import steps as kernels
 from dfwlayer.ops.rows import inner, maximum, ratio, root, select
 from helpers import F64
@@ -375,3 +378,35 @@ def test_captured_in_a_graph(shape):
     assert (got[2].steps <= 5).all()
     assert (got[2].steps > 0).all()
     assert (want[0].abs().sum(-1) <= 1 + 1e-5).all()
+
+
+@pytest.mark.interpreter
+@dtypes
+def test_a_solve_by_kernels_is_like_one_by_formulas(dtype, monkeypatch):
+    R = torch.randn(3, 8, 8, dtype=dtype)
+    P, q = R @ R.mT + torch.eye(8, dtype=dtype), torch.randn(3, 8, dtype=dtype)
+    weight, radius = torch.rand(3, 8, dtype=dtype) + 0.5, torch.tensor(0.3, dtype=dtype)
+    leaves = [t.requires_grad_() for t in (q, weight, radius)]
+
+    def solved():
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, radius, weight))
+        return sol, torch.autograd.grad(sol.x.square().sum(), leaves)
+
+    launches = set()
+    launch = common.launch
+
+    def counted(kernel, *given):
+        launches.add(kernel.__name__)
+        launch(kernel, *given)
+
+    want = solved()
+    for name in ("take", "take_narrow"):
+        monkeypatch.setattr(fused, name, lambda like: like.dim() == 2)
+    for module in (kernels, face_kernels):
+        monkeypatch.setattr(module, "launch", counted)
+    got = solved()
+    assert launches == {"_cg_update", "_project_l1", "_observe", "_face_l1"}
+    assert torch.equal(got[0].status, want[0].status)
+    tol = 100 * torch.finfo(dtype).eps
+    for a, b in zip((got[0].x, *got[1]), (want[0].x, *want[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=tol, atol=tol)

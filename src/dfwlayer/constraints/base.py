@@ -23,7 +23,7 @@ from dfwlayer.ops.scale import Scale
 if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 
-__all__ = ["Atoms", "Constraint", "Face", "measured"]
+__all__ = ["Atoms", "Constraint", "Face", "Recordable", "measured"]
 
 _T = TypeVar("_T")
 
@@ -43,6 +43,25 @@ class Atoms(Protocol):
 
     def weights(self, x: Tensor, g: Tensor) -> Tensor:
         """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
+
+
+class Recordable(Protocol):
+    """A set whose operations may be recorded in a CUDA graph.
+
+    None of them makes the host wait, or only through `dfwlayer.ops.rows.any_row`.
+    """
+
+    def suspect(self) -> Tensor:
+        """Whether ``verified`` should look closer, or the set is unbounded: ()."""
+
+    def assume_bounded(self) -> Constraint:
+        """The set, known to bound every coordinate."""
+
+    def face_parts(self, face: Face) -> tuple[Tensor, ...]:
+        """The tensors of a face of it beside x and the set's parameters."""
+
+    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> Face:
+        """The face at x that consists of these parts."""
 
 
 class measured(Generic[_T]):  # noqa: N801
@@ -352,25 +371,9 @@ class Constraint(ABC):
         """How to tell the face at a combination of points, for a set that tells it best so."""
         return None
 
-    @property
-    def recordable(self) -> bool:
-        """Whether its operations may be recorded in a CUDA graph.
-
-        None of them may then make the host wait, or only through `dfwlayer.ops.rows.any_row`.
-        """
-        return False
-
-    def suspect(self) -> Tensor:
-        """Of a recordable set: whether ``verified`` should look closer, or it is unbounded: ()."""
-        raise NotImplementedError
-
-    def assume_bounded(self) -> Self:
-        """Of a recordable set: the set, known to bound every coordinate."""
-        return self
-
-    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> Face:
-        """Of a recordable set: the face at x that consists of these parts."""
-        raise NotImplementedError
+    def as_recordable(self) -> Recordable | None:
+        """The set, where its operations may be recorded in a CUDA graph."""
+        return None
 
 
 _Set = TypeVar("_Set", bound=Constraint)

@@ -93,7 +93,3 @@ class Face:
     def pinned(self) -> Tensor:
         """x (B, n) in the pinned directions as a function of the parameters; 0 in free ones."""
         return torch.zeros_like(self.x)
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """Of a face of a recordable set: its tensors beside x and the set's parameters."""
-        raise NotImplementedError

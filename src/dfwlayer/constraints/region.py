@@ -50,10 +50,10 @@ class Region:
             return torch.as_tensor(part, device=x.device).detach().double().expand(len(x), count)
 
         def stacked(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-            rows = [wide(row, x.shape[-1]).unsqueeze(-2) for row, _ in parts]
+            normals = [wide(row, x.shape[-1]).unsqueeze(-2) for row, _ in parts]
             blank = x.new_zeros(len(x), 0, x.shape[-1])
             numbers = [wide(number, 1) for _, number in parts]
-            return torch.cat([blank, *rows], -2), torch.cat([blank[..., 0], *numbers], -1)
+            return torch.cat([blank, *normals], -2), torch.cat([blank[..., 0], *numbers], -1)
 
         bounds = wide(lower, x.shape[-1]), wide(upper, x.shape[-1])
         return cls(*bounds, *stacked(budgets), *stacked(equations))

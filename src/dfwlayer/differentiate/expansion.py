@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods.base import Problem
-from dfwlayer.ops.rows import where_rows
+from dfwlayer.ops.rows import column, where_rows
 
 __all__ = ["expand"]
 
@@ -45,7 +45,7 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     moved = face.pinned()
     moved = moved - moved.detach()
     pinned = x + moved  # x itself is feasible to the last bit
-    z, multiplier = x, _multiplier(face, x)
+    z, multiplier = x, column(face.multiplier, x)
     for _ in range(order):
         at = _placed(face, z, pinned)
         here = face if still else _moved(face, at, multiplier)
@@ -98,7 +98,7 @@ class _Saddle:
             return face.curvature(u)
         with torch.enable_grad():
             at = self.system.x.detach().requires_grad_()
-            force = _moved(face, at, _multiplier(face, at)).force()
+            force = _moved(face, at, column(face.multiplier, at)).force()
             (product,) = torch.autograd.grad(force, at, u, materialize_grads=True)
         return product
 
@@ -115,12 +115,6 @@ class _Inverse(torch.autograd.Function):
     def backward(ctx: Any, u: Tensor, nu: Tensor) -> tuple[Tensor | None, ...]:
         out: tuple[Tensor, Tensor] = _Inverse.apply(u, nu, ctx.saddle)  # type: ignore[no-untyped-call]
         return *out, None
-
-
-def _multiplier(face: Face, x: Tensor) -> Tensor:  # (..., m)
-    """λ as a tensor."""
-    multiplier = face.multiplier
-    return multiplier if isinstance(multiplier, Tensor) else x.new_full((1,), multiplier)
 
 
 def _moved(face: Face, x: Tensor, multiplier: Tensor) -> Any:

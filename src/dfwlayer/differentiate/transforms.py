@@ -44,16 +44,22 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True)
-class Pullback:
-    """(gradients in the outputs, inputs) ↦ gradients in some of the inputs."""
+class _Derivative:
+    """Of a recipe, and itself one."""
 
     of: Recipe
-    outputs: int
-    wanted: tuple[int, ...]
 
     @property
     def batches(self) -> bool:
         return self.of.batches
+
+
+@dataclass(frozen=True)
+class Pullback(_Derivative):
+    """(gradients in the outputs, inputs) ↦ gradients in some of the inputs."""
+
+    outputs: int
+    wanted: tuple[int, ...]
 
     @property
     def own(self) -> frozenset[int]:
@@ -69,15 +75,10 @@ class Pullback:
 
 
 @dataclass(frozen=True)
-class Pushforward:
+class Pushforward(_Derivative):
     """(movements of some of the inputs, inputs) ↦ movements of the outputs."""
 
-    of: Recipe
     moving: tuple[int, ...]
-
-    @property
-    def batches(self) -> bool:
-        return self.of.batches
 
     @property
     def own(self) -> frozenset[int]:

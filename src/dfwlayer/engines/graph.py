@@ -53,8 +53,9 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
     objective, constraint, settings = task.objective, task.constraint, task.settings
     if objective.device.type != "cuda" or settings.mode != "implicit":
         return None
-    able = getattr(settings.method, "recordable", False)
-    if not (able and objective.recordable and constraint.recordable):
+    able = getattr(settings.method, "recordable", False) and objective.recordable
+    recordable = constraint.as_recordable() if able else None
+    if recordable is None:
         return None
     if settings.max_steps < LEAST_STEPS or settings.callback is not None:
         return None
@@ -82,7 +83,7 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
         assert value is not None and gradient is not None  # noqa: PT018
         gap, status = certify(problem, x, value, gradient, outcome.status, settings.tol)
         flags = torch.stack((suspect, unfinished.any()))
-        return flags, x, value, gap, outcome.num_steps, status, *face.parts()
+        return flags, x, value, gap, outcome.num_steps, status, *own_constraint.face_parts(face)
 
     how = (settings.tol, settings.max_steps, settings.verify, settings.warm)
     name = ("solve", static_of(settings.method), static_of(given), task.lead, how)
@@ -91,10 +92,9 @@ def _recorded(task: Task, attempts: int) -> Recorded | None:
     if found is None:
         return None
     flags, x, value, gap, steps, status, *rest = found
-    bounded = constraint.assume_bounded()
-    problem = Problem(objective, bounded, None)
+    problem = Problem(objective, recordable.assume_bounded(), None)
     outcome = Outcome(x, steps, status, value, gap=gap, refinable=True)
-    face = bounded.face_of(x, rest)
+    face = recordable.face_of(x, rest)
     resume = lambda: _continued(task, problem, outcome, attempts)  # noqa: E731
     return Recorded(task, problem, outcome, face, flags=flags, resume=resume)
 

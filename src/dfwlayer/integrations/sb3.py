@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -141,37 +141,55 @@ class LimitedActions(gymnasium.Wrapper):  # type: ignore[misc, unused-ignore]
         return self.observation, reward, terminated, truncated, info
 
 
-class LimitedTD3Actor(TD3Actor):  # type: ignore[misc, unused-ignore]
-    """TD3's actor with the limit as its last layer."""
+class _Limited:
+    """What actors and policies with a limit have in common, beside the classes they extend."""
 
+    limit: ActionLimit
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        extended: Any = super()
+        return {**extended._get_constructor_parameters(), "limit": self.limit}
+
+
+class _LimitedActor(_Limited):
     unit: Tensor
 
     def __init__(self, limit: ActionLimit, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.limit = _checked(limit)
-        self.register_buffer("unit", _unit(self.action_space), persistent=False)
+        actor: Any = self
+        actor.register_buffer("unit", _unit(actor.action_space), persistent=False)
+
+
+class _LimitedPolicy(_Limited):
+    actor_type: ClassVar[type[_LimitedActor]]
+
+    def __init__(self, *args: Any, limit: ActionLimit, **kwargs: Any) -> None:
+        self.limit = _checked(limit)  # the constructor makes the actors
+        super().__init__(*args, **kwargs)
+
+    def make_actor(self, features_extractor: Any = None) -> Any:
+        """An actor with the layer."""
+        policy: Any = self
+        arguments = policy._update_features_extractor(policy.actor_kwargs, features_extractor)
+        actor: Any = self.actor_type(self.limit, **arguments)
+        return actor.to(policy.device)
+
+
+class LimitedTD3Actor(_LimitedActor, TD3Actor):  # type: ignore[misc, unused-ignore]
+    """TD3's actor with the limit as its last layer."""
 
     def forward(self, obs: Any) -> Tensor:
         """The actions, scaled to [−1, 1]."""
         return self.limit(super().forward(obs), obs, self.unit)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "limit": self.limit}
 
-
-class LimitedSACActor(SACActor):  # type: ignore[misc, unused-ignore]
+class LimitedSACActor(_LimitedActor, SACActor):  # type: ignore[misc, unused-ignore]
     """SAC's actor with the limit as its last layer.
 
     Its entropy is that of the actions before the limit, whose density the limit, not being
     invertible, does not have.
     """
-
-    unit: Tensor
-
-    def __init__(self, limit: ActionLimit, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.limit = _checked(limit)
-        self.register_buffer("unit", _unit(self.action_space), persistent=False)
 
     def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
         """The actions, scaled to [−1, 1]."""
@@ -182,42 +200,17 @@ class LimitedSACActor(SACActor):  # type: ignore[misc, unused-ignore]
         actions, log_prob = super().action_log_prob(obs)
         return self.limit(actions, obs, self.unit), log_prob
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "limit": self.limit}
 
-
-class LimitedTD3Policy(TD3Policy):  # type: ignore[misc, unused-ignore]
+class LimitedTD3Policy(_LimitedPolicy, TD3Policy):  # type: ignore[misc, unused-ignore]
     """For TD3 and DDPG: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
-    def __init__(self, *args: Any, limit: ActionLimit, **kwargs: Any) -> None:
-        self.limit = _checked(limit)  # the constructor makes the actors
-        super().__init__(*args, **kwargs)
-
-    def make_actor(self, features_extractor: Any = None) -> LimitedTD3Actor:
-        """An actor with the layer."""
-        arguments = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        actor: LimitedTD3Actor = LimitedTD3Actor(self.limit, **arguments).to(self.device)
-        return actor
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "limit": self.limit}
+    actor_type = LimitedTD3Actor
 
 
-class LimitedSACPolicy(SACPolicy):  # type: ignore[misc, unused-ignore]
+class LimitedSACPolicy(_LimitedPolicy, SACPolicy):  # type: ignore[misc, unused-ignore]
     """For SAC: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
-    def __init__(self, *args: Any, limit: ActionLimit, **kwargs: Any) -> None:
-        self.limit = _checked(limit)  # the constructor makes the actor
-        super().__init__(*args, **kwargs)
-
-    def make_actor(self, features_extractor: Any = None) -> LimitedSACActor:
-        """An actor with the layer."""
-        arguments = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        actor: LimitedSACActor = LimitedSACActor(self.limit, **arguments).to(self.device)
-        return actor
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "limit": self.limit}
+    actor_type = LimitedSACActor
 
 
 def _checked(limit: Any) -> ActionLimit:

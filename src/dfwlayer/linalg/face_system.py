@@ -21,8 +21,10 @@ from dfwlayer.ops.rows import (
     dot,
     inner,
     number,
+    or_one,
     ratio,
     root,
+    spread,
     where_rows,
 )
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
@@ -107,12 +109,12 @@ class FaceSystem:
                 return axpy(u, -ratio(inner(a, u), width, 0.0), steep)
 
             return lambda u: once(once(u))  # the second time for what rounding left
-        rows = torch.stack(self.face.normals, -2)
+        normals = torch.stack(self.face.normals, -2)
         steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
-        across = torch.linalg.pinv(rows @ steeps.mT, hermitian=True)
+        across = torch.linalg.pinv(normals @ steeps.mT, hermitian=True)
 
         def level(u: Tensor) -> Tensor:
-            c = across @ (rows @ u.unsqueeze(-1))
+            c = across @ (normals @ u.unsqueeze(-1))
             moved: Tensor = u - (steeps.mT @ c).squeeze(-1)
             return moved
 
@@ -155,9 +157,7 @@ class FaceSystem:
             return None
         if self.face.free is None or self._normal is None:
             return None
-        if not isinstance(floor, Tensor):
-            floor = torch.full_like(v[..., :1], floor)
-        given = (objective, v, self.face.free, self._normal, floor)
+        given = (objective, v, self.face.free, self._normal, spread(floor, v[..., :1]))
         tensors = tensors_in(given)
         if not may_record(tensors):
             return None
@@ -186,7 +186,7 @@ class FaceSystem:
         (a,) = self.face.normals
         b = a * self._ease
         length = dot(a, b)
-        return (dot(b, rest) / torch.where(length > 0, length, 1)).unsqueeze(-1)
+        return (dot(b, rest) / or_one(length)).unsqueeze(-1)
 
     def across(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
         """The shortest u with ⟨a_j, u⟩ = c_j, or with one a_j the one of the least effort."""
@@ -198,7 +198,7 @@ class FaceSystem:
         (a,) = self.face.normals
         b = a * self._ease
         length = dot(a, b).unsqueeze(-1)
-        return b * (c / torch.where(length > 0, length, 1))
+        return b * (c / or_one(length))
 
     @cached_property
     def _ease(self) -> Tensor | float:
@@ -247,13 +247,12 @@ class FaceSystem:
             return None
         length = dot(v, v)
         product = dot(v, self.objective.hvp(self.x, v))
-        quotient = (product / torch.where(length > 0, length, 1)).clamp_min(0)
+        quotient = (product / or_one(length)).clamp_min(0)
         bends = (bend != 0).any(-1)
         diagonal = torch.where(bends, quotient, 1).unsqueeze(-1) + bend
-        inverse = torch.where(self.face.free, 1 / torch.where(diagonal > 0, diagonal, 1), 0)
+        inverse = torch.where(self.face.free, 1 / or_one(diagonal), 0)
         steep = inverse * a
-        width = dot(a, steep)
-        width = torch.where(width > 0, width, 1)
+        width = or_one(dot(a, steep))
 
         def precondition(r: Tensor) -> Tensor:
             r = inverse * r
@@ -271,7 +270,7 @@ def tangent_space(free: Tensor, normal: Tensor) -> Tangent:
         length = torch.linalg.vector_norm(normal, dim=-1, keepdim=True, dtype=torch.float64)
         return Tangent(mask, (normal / length.clamp_min(1e-100)).to(normal.dtype))
     largest = normal.abs().amax(-1, keepdim=True)
-    a = normal / torch.where(largest > 0, largest, 1)
+    a = normal / or_one(largest)
     return Tangent(mask, a * ratio(1.0, root(inner(a, a)), 0.0))
 
 

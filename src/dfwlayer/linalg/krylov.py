@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.subspaces import Orthogonal, Tangent
-from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops import fused
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
@@ -67,14 +67,18 @@ def conjugate_gradient(
     direction = residual if precondition is None else precondition(residual)
     rho = inner(residual, direction)
     target = maximum(tol * tol * rho, floor * floor)
+    if isinstance(subspace, Tangent) and precondition is None:
+        fields = fused.conjugate_gradient(
+            matvec, residual, *subspace, target, max_steps, cap, stop, ask
+        )
+        if fields is not None:
+            return Krylov(*fields)
     going: Mask = rho > 0
     flat: Mask = rho < 0
     u = torch.zeros_like(rhs)
     length = rho  # ⟨direction, direction⟩ in the preconditioner's norm
     steepest = steps = fill(0.0, rho)  # the steepest is the scale of "flat"
     flattest = fill(torch.inf, rho)
-    if isinstance(subspace, Tangent) and precondition is None and kernels.take(rhs):
-        return _fused(matvec, residual, subspace, target, max_steps, cap, stop, ask)
     every = interval(rhs, 8)
     for step in range(max_steps):
         going = going & (rho > target)
@@ -106,45 +110,3 @@ def conjugate_gradient(
         length = following + beta * beta * length
         rho = following
     return Krylov(u, flat, steps, steepest, flattest, going & (rho > target))
-
-
-def _fused(
-    matvec: Callable[[Tensor], Tensor],
-    residual: Tensor,
-    subspace: Tangent,
-    target: Scalar,
-    max_steps: int,
-    cap: Scalar | None,
-    stop: Callable[[Tensor], Mask] | None,
-    ask: int,
-) -> Krylov:
-    """The same on a GPU, where one launch does all that follows a product."""
-
-    def each(value: Scalar) -> Tensor:  # in memory of its own, as it changes in place
-        if isinstance(value, Tensor):
-            return value.expand_as(rho).clone()
-        return torch.full_like(rho, value)
-
-    rho = torch.linalg.vecdot(residual, residual).unsqueeze(-1)
-    # row after row, whatever the strides of the gradient they come from
-    residual = residual.clone(memory_format=torch.contiguous_format)
-    direction, u = residual.clone(), torch.zeros_like(residual)
-    free, unit = subspace.free.contiguous(), subspace.unit.contiguous()
-    length, enough, limit = (
-        rho.clone(),
-        each(target),
-        each(float(max_steps) if cap is None else cap),
-    )
-    going, flat = rho > 0, rho < 0
-    steepest, steps, flattest = each(0.0), each(0.0), each(torch.inf)
-    for step in range(max_steps):
-        if stop is not None and step == ask:
-            ask *= 2
-            going.logical_and_(torch.as_tensor(stop(u)).logical_not())
-        if step % 8 == 0 and not any_row(going & (rho > enough)):
-            break
-        product = matvec(direction).contiguous()
-        vectors = (product, direction, residual, u, free, unit)
-        numbers = (rho, enough, length, going, steepest, flattest, flat, steps, limit)
-        kernels.cg_update(*vectors, *numbers, step=step)
-    return Krylov(u, flat, steps, steepest, flattest, going & (rho > enough))

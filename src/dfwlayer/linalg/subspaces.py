@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import axpy, inner
+from dfwlayer.ops.rows import axpy, inner, or_one
 
 __all__ = ["Normals", "Orthogonal", "Tangent"]
 
@@ -28,27 +28,27 @@ class Tangent(NamedTuple):
 class Normals(NamedTuple):
     """Several vectors a_1 … a_m per problem, not necessarily independent, and their span."""
 
-    rows: Tensor  # (..., m, n)
+    vectors: Tensor  # (..., m, n)
     inverse: Tensor  # (..., m, m), pseudo-inverse of the inner products ⟨a_i, a_j⟩
 
     @classmethod
-    def of(cls, vectors: Sequence[Tensor]) -> Normals:
+    def of(cls, normals: Sequence[Tensor]) -> Normals:
         """In double precision, for what is dependent should be seen to be."""
-        rows = torch.stack(tuple(vectors), -2)
-        size = rows.abs().amax(-1, keepdim=True).double()
-        scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 1)
-        scaled = rows.double() * scale
+        vectors = torch.stack(tuple(normals), -2)
+        size = vectors.abs().amax(-1, keepdim=True).double()
+        scale = torch.where(size > 0, 1 / or_one(size), 1)
+        scaled = vectors.double() * scale
         inverse = torch.linalg.pinv(scaled @ scaled.mT, rtol=1e-12, hermitian=True)
-        return cls(rows, (scale * inverse * scale.mT).to(rows.dtype))
+        return cls(vectors, (scale * inverse * scale.mT).to(vectors.dtype))
 
     def coefficients(self, v: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """c with the least ‖v − Σ c_j a_j‖, and among those of the least norm."""
-        along = self.rows @ v.unsqueeze(-1)
+        along = self.vectors @ v.unsqueeze(-1)
         return (self.inverse @ along).squeeze(-1)
 
     def combine(self, c: Tensor) -> Tensor:  # (..., m) -> (..., n)
         """Σ c_j a_j."""
-        return (c.unsqueeze(-2) @ self.rows).squeeze(-2)
+        return (c.unsqueeze(-2) @ self.vectors).squeeze(-2)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,13 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.methods.base import Problem, gap_of
 from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
-from dfwlayer.ops.kernels import steps as kernels
+from dfwlayer.ops import fused
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
     any_row,
     axpy,
-    column,
     descend,
     fill,
     inner,
@@ -170,11 +169,9 @@ class Spectral:
         x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
         short = at.spend(steps, rows)
         value: Scalar = at.value
-        fused = kernels.take(x)
-        if fused:  # the kernel changes its numbers in place
-            own = (column(v, x).clone() for v in (self.alpha, at.steepest, at.flattest))
-            self.alpha, at.steepest, at.flattest = own
-            at.bent_down = torch.as_tensor(at.bent_down).clone()
+        self.alpha, at.steepest, at.flattest, at.bent_down = fused.own(
+            x, self.alpha, at.steepest, at.flattest, at.bent_down
+        )
         for step in range(steps):
             trial, inside = self._step(constraint, x, gradient)
             # inside the set there is no face to look for
@@ -186,21 +183,7 @@ class Spectral:
                 value = number(tensor)
             if short is not None:
                 trial, slope = keep(left > step, trial, x), keep(left > step, slope, gradient)
-            if fused:
-                kernels.observe(
-                    x,
-                    gradient,
-                    trial,
-                    slope,
-                    column(self.alpha, x),
-                    column(at.steepest, x),
-                    column(at.flattest, x),
-                    torch.as_tensor(at.bent_down),
-                    column(rounding, x),
-                    blur=at.blur,
-                )
-            else:
-                self._observe(at, x, gradient, trial, slope, rounding)
+            self._observe(at, x, gradient, trial, slope, rounding)
             x, gradient = trial, slope
             if last:
                 if step < steps - 1:
@@ -233,6 +216,10 @@ class Spectral:
         rounding: Scalar,
     ) -> None:
         """Take note of the curvature along a step and choose the next α."""
+        blur = at.blur
+        numbers = (self.alpha, at.steepest, at.flattest, at.bent_down, rounding)
+        if fused.observe(x, gradient, trial, slope, *numbers, blur):
+            return
         d = trial - x
         square, curvature = inner(d, d), inner(d, slope - gradient)
         at.observe(curvature, square, rounding * root(square))

@@ -10,9 +10,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_integer
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.methods.rounds import RecordedRounds, Rounds
-from dfwlayer.ops.rows import (
-    recording,
-)
+from dfwlayer.ops.rows import on_host, recording
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
@@ -86,7 +84,7 @@ def _directly(problem: Problem, x: Tensor) -> Outcome | None:
     objective, constraint, face = problem.objective, problem.constraint, None
     if objective.isotropic:
         z = -objective.gradient(torch.zeros_like(x))
-        found = constraint.nearest(z) if x.device.type == "cpu" else None
+        found = on_host(z, lambda: constraint.nearest(z))
         x, face = found or (constraint.project(z), None)
     elif (square := objective.diagonal) is not None:
         factor = square.sqrt()

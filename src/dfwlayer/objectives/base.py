@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensors, flag_nonfinite
 from dfwlayer.objectives.model import Model, model_by_columns
-from dfwlayer.ops.rows import Scalar
+from dfwlayer.ops.rows import Scalar, or_one, quotient
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = [
@@ -198,10 +198,10 @@ class Objective(ABC):
         curvature = torch.zeros_like(x[..., :1])
         for v in (fixed.expand_as(x), x, gradient):
             largest = v.abs().amax(-1, keepdim=True)
-            v = v / torch.where(largest > 0, largest, 1)
+            v = v / or_one(largest)
             square = (v * v).sum(-1, keepdim=True)
             along = (v * self.hvp(x, v)).sum(-1, keepdim=True)
-            along = torch.where(square > 0, along / torch.where(square > 0, square, 1), 0)
+            along = quotient(along, square)
             curvature = torch.where(along > curvature, along, curvature)
         typical = (2 * curvature).sqrt() * self.value(x).detach().abs().sqrt().unsqueeze(-1)
         largest = gradient.abs().amax(-1, keepdim=True)

@@ -37,6 +37,8 @@ class LeastSquares(Objective):
     b: Tensor
 
     ranks: ClassVar[Mapping[str, int]] = {"b": 1, "A": 2}
+    quadratic = True
+    recordable = True
 
     def __post_init__(self) -> None:
         A, b = self.A, self.b
@@ -66,10 +68,6 @@ class LeastSquares(Objective):
     def shape(self) -> tuple[int, ...]:
         return (self.A.shape[-1],)
 
-    @property
-    def quadratic(self) -> bool:
-        return True
-
     def bind(self, batch: int | None) -> LeastSquares:
         """An A with a batch of one is one A for all; a sparse one has each entry once."""
         A = super().bind(batch).A
@@ -80,10 +78,6 @@ class LeastSquares(Objective):
     def dense(self) -> Dense | None:
         """A and b, unless A is sparse."""
         return Dense(self.A, self.b, squared=True) if self.A.layout == torch.strided else None
-
-    @property
-    def recordable(self) -> bool:
-        return True
 
     def suspect(self) -> Tensor:
         """Whether values are not finite."""

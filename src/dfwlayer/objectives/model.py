@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from dfwlayer.ops.matrices import times
+
 __all__ = ["FEW", "LARGEST", "Model", "model_by_columns"]
 
 LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
@@ -36,7 +38,7 @@ class Model:
         n = x.shape[-1]
         hessian, x = hessian.double(), x.double().reshape(-1, n)
         hessian = 0.5 * (hessian + hessian.mT)
-        return cls(hessian, gradient.double().reshape(-1, n) - _times(hessian, x), factored=False)
+        return cls(hessian, gradient.double().reshape(-1, n) - times(hessian, x), factored=False)
 
     def rows(self, index: Tensor) -> Model:
         """The problems at these positions."""
@@ -54,30 +56,30 @@ class Model:
         if not self.factored:
             return self
         A, b = self.matrix, self.linear
-        return Model(A.mT @ A, _transposed(A, -b), factored=False, design=A, target=b)
+        return Model(A.mT @ A, times(A.mT, -b), factored=False, design=A, target=b)
 
     def translated(self, origin: Tensor) -> Model:  # (B, n)
         """The model as a function of y, x = c + y."""
         c = origin.double().reshape(-1, origin.shape[-1])
         if self.factored:
-            return replace(self, linear=self.linear - _times(self.matrix, c))
+            return replace(self, linear=self.linear - times(self.matrix, c))
         target = self.target
         if self.design is not None and target is not None:
-            target = target - _times(self.design, c)
-        return replace(self, linear=self.linear + _times(self.matrix, c), target=target)
+            target = target - times(self.design, c)
+        return replace(self, linear=self.linear + times(self.matrix, c), target=target)
 
     def gradient(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
         """Hx + q, or Aᵀ(Ax − b)."""
         if self.factored:
-            return _transposed(self.matrix, _times(self.matrix, x) - self.linear)
+            return times(self.matrix.mT, times(self.matrix, x) - self.linear)
         if self.design is not None and self.target is not None:
-            return _transposed(self.design, _times(self.design, x) - self.target)
-        return _times(self.matrix, x) + self.linear
+            return times(self.design.mT, times(self.design, x) - self.target)
+        return times(self.matrix, x) + self.linear
 
     @cached_property
     def slope(self) -> Tensor:  # (B, n)
         """The gradient at 0."""
-        return _transposed(self.matrix, -self.linear) if self.factored else self.linear
+        return times(self.matrix.mT, -self.linear) if self.factored else self.linear
 
     def product(self, v: Tensor) -> Tensor:  # (B, n, k) -> (B, n, k)
         """H v."""
@@ -180,16 +182,6 @@ def model_by_columns(
         return None
     columns = [hvp(x, unit.expand_as(x)) for unit in torch.eye(n).to(x)]
     return Model.at(x, gradient(x), torch.stack(columns, -1))
-
-
-def _times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (B, n) -> (B, m)
-    if matrix.dim() == 2:
-        return x @ matrix.mT
-    return (matrix @ x.unsqueeze(-1)).squeeze(-1)
-
-
-def _transposed(matrix: Tensor, r: Tensor) -> Tensor:  # (..., m, n), (B, m) -> (B, n)
-    return _times(matrix.mT, r)
 
 
 def _cholesky(matrix: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_n
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
-from dfwlayer.ops.rows import Scalar, dot, where_rows
+from dfwlayer.ops.matrices import cholesky_factor, substitute
+from dfwlayer.ops.rows import Scalar, column, dot, settled, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
@@ -45,6 +46,8 @@ class Quadratic(Objective):
     q: Tensor
 
     ranks: ClassVar[Mapping[str, int]] = {"q": 1, "P": 2}
+    quadratic = True
+    recordable = True
 
     def __post_init__(self) -> None:
         q, P = self.q, self.P
@@ -73,20 +76,17 @@ class Quadratic(Objective):
         return (self.q.shape[-1],)
 
     @property
-    def quadratic(self) -> bool:
-        return True
-
-    @property
     def isotropic(self) -> bool:
         return self.P is None
 
     @cached_property
     def diagonal(self) -> Tensor | None:
         """P's entries (n,) or (B, n) where it is diagonal and positive, None otherwise."""
-        if self.P is None or self.P.is_cuda:  # there, and in a recording, looking takes too long
+        if self.P is None:
             return None
         P = self.P.detach()
-        if bool(P[..., 0, 1:].any()):  # the first row gives nearly every other matrix away
+        # the first row gives nearly every other matrix away; on a GPU looking takes too long
+        if not settled(P[..., 0, 1:] == 0):
             return None
         entries = P.diagonal(dim1=-2, dim2=-1)
         if bool((entries > 0).all()) and int(torch.count_nonzero(P)) == entries.numel():
@@ -103,10 +103,6 @@ class Quadratic(Objective):
     def dense(self) -> Dense:
         """P and q."""
         return Dense(self.P, self.q, squared=False)
-
-    @property
-    def recordable(self) -> bool:
-        return True
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
@@ -208,17 +204,17 @@ class Quadratic(Objective):
         if P is None:
             return None
         which: Tensor | None = None
-        levels = rho
-        if isinstance(rho, Tensor) and rho.dim() == 2 and P.dim() == 2:
-            rho = torch.exp2(2 * torch.round(0.5 * rho.log2()))
+        levels = column(rho, P)
+        if levels.dim() == 2 and P.dim() == 2:
+            rho = torch.exp2(2 * torch.round(0.5 * levels.log2()))
             levels, which = torch.unique(rho.squeeze(-1), return_inverse=True)
             levels = levels.reshape(-1, 1)
-        count = len(levels) if isinstance(levels, Tensor) and which is not None else 1
+        count = 1 if which is None else len(levels)
         if count * P.numel() * P.element_size() > LARGEST_FACTOR:
             return None
         matrix = P.detach().clone() if which is None else P.detach().repeat(count, 1, 1)
         matrix.diagonal(dim1=-2, dim2=-1).add_(levels)
-        factor = _factorised(matrix)
+        factor = cholesky_factor(matrix)
         return None if factor is None else (Factor(factor, which), rho)
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
@@ -235,24 +231,24 @@ class Quadratic(Objective):
             matrix = P[index.unsqueeze(-1), index]
             if bend is not None:
                 matrix.diagonal().add_(bend[index])
-            part = _factorised(matrix)
+            part = cholesky_factor(matrix)
             if part is None:
                 return None
 
             def solve_one(v: Tensor) -> Tensor:
-                found = _substitute(part, v[index].unsqueeze(-1)).squeeze(-1)
+                found = substitute(part, v[index].unsqueeze(-1)).squeeze(-1)
                 return torch.zeros_like(v).index_copy_(0, index, found)
 
             return solve_one
         mask = free.to(P.dtype)
         matrix = P * mask.unsqueeze(-1) * mask.unsqueeze(-2)
         matrix.diagonal(dim1=-2, dim2=-1).add_(1 - mask if bend is None else 1 - mask + bend * mask)
-        factor = _factorised(matrix)
+        factor = cholesky_factor(matrix)
         if factor is None:
             return None
 
         def solve(v: Tensor) -> Tensor:
-            return _substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
+            return substitute(factor, (v * mask).unsqueeze(-1)).squeeze(-1)
 
         return solve
 
@@ -286,8 +282,8 @@ class Quadratic(Objective):
             return Curvature(one, one)
         if self.P.shape[-1] <= SMALL:
             return dense_spectrum(self.P)
-        rows = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
-        low, high = lanczos_spectrum(self.product, rows)
+        template = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
+        low, high = lanczos_spectrum(self.product, template)
         # the largest absolute row sum bounds the spectrum too
         largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
         bound = largest_row * (1 + self.P.shape[-1] * torch.finfo(self.dtype).eps)
@@ -309,34 +305,17 @@ class Factor:
             for level, factor in enumerate(self.lower):
                 index = (self.which == level).nonzero().squeeze(-1)
                 if len(index):
-                    out[index] = _substitute(factor, v[index].mT).mT
+                    out[index] = substitute(factor, v[index].mT).mT
             return out
         if self.lower.dim() == 3 or v.dim() == 1:
-            return _substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
-        return _substitute(self.lower, v.mT).mT
+            return substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
+        return substitute(self.lower, v.mT).mT
 
     def rows(self, index: Tensor) -> Factor:
         """The same for the problems at these positions."""
         if self.which is not None:
             return Factor(self.lower, self.which[index])
         return Factor(self.lower[index]) if self.lower.dim() == 3 else self
-
-
-def _factorised(matrix: Tensor) -> Tensor | None:
-    """The Cholesky factor, on the CPU in the memory of the matrix; None where there is none."""
-    if matrix.device.type == "cpu":
-        info = torch.empty(0, dtype=torch.int32)
-        factor, info = torch.linalg.cholesky_ex(matrix, out=(matrix, info))
-    else:
-        factor, info = torch.linalg.cholesky_ex(matrix)
-    return None if bool(info.any()) else factor
-
-
-def _substitute(factor: Tensor, v: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ v, which for one column is much faster than cholesky_solve."""
-    half = torch.linalg.solve_triangular(factor, v, upper=False)
-    out: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-    return out
 
 
 @lru_cache(maxsize=32)

@@ -264,8 +264,8 @@ class Smooth(Objective):
     @uncompiled
     def _try(self, batch: int | None) -> tuple[int, ...] | Exception:
         """Shape of fn's output for a zero variable, or what it raised."""
-        rows = self.shape if batch is None else (batch, *self.shape)
-        x = torch.zeros(rows, dtype=self.dtype, device=self.device)
+        shape = self.shape if batch is None else (batch, *self.shape)
+        x = torch.zeros(shape, dtype=self.dtype, device=self.device)
         # some functions of torch take shapes that do not fit, and complain when differentiated
         differentiate = not torch._C._are_functorch_transforms_active()
         try:

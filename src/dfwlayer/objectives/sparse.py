@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dfwlayer.ops.matrices import csr, csr_product
 
 __all__ = ["SparseMatrix", "stored_entries"]
 
@@ -60,7 +61,7 @@ class SparseMatrix:
         return out
 
     @cached_property
-    def rows(self) -> Tensor:  # (nnz,)
+    def row(self) -> Tensor:  # (nnz,)
         """The row of each entry."""
         count = self.crow.diff()
         each = torch.arange(self.shape[0], dtype=self.crow.dtype, device=self.crow.device)
@@ -69,16 +70,16 @@ class SparseMatrix:
     @cached_property
     def matrix(self) -> Tensor:  # (m, n)
         """As a CSR tensor."""
-        return _csr(self.crow, self.col, self.entries, self.shape)
+        return csr(self.crow, self.col, self.entries, self.shape)
 
     @cached_property
     def transposed(self) -> Tensor:  # (n, m)
         """The transpose as a CSR tensor."""
         m, n = self.shape
         col, order = self.col.sort(stable=True)
-        row = self.rows.index_select(0, order)
+        row = self.row.index_select(0, order)
         begins = _begins(col, n).to(self.crow.dtype)
-        return _csr(begins, row, self.entries.index_select(0, order), (n, m))
+        return csr(begins, row, self.entries.index_select(0, order), (n, m))
 
 
 class _Product(torch.autograd.Function):
@@ -88,7 +89,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, entries: Tensor, x: Tensor, of: SparseMatrix, transpose: bool) -> Tensor:
         ctx.of, ctx.transpose = of, transpose
         ctx.save_for_backward(entries, x)
-        return _multiply(of.transposed if transpose else of.matrix, x)
+        return csr_product(of.transposed if transpose else of.matrix, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -97,26 +98,11 @@ class _Product(torch.autograd.Function):
         in_entries = in_x = None
         if ctx.needs_input_grad[0]:
             left, right = (x, grad) if ctx.transpose else (grad, x)
-            in_entries = left.index_select(-1, of.rows) * right.index_select(-1, of.col)
+            in_entries = left.index_select(-1, of.row) * right.index_select(-1, of.col)
             in_entries = in_entries.sum_to_size(len(of.col))
         if ctx.needs_input_grad[1]:
             in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)
         return in_entries, in_x, None, None
-
-
-def _multiply(matrix: Tensor, x: Tensor) -> Tensor:  # (m, n) CSR, (..., n) -> (..., m)
-    if x.is_cuda:
-        return matrix @ x if x.dim() == 1 else (matrix @ x.mT).mT
-    if x.dim() == 1:
-        if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-            return matrix @ x
-        # otherwise torch has no product with a vector, but one with a matrix
-        return (matrix @ x.unsqueeze(-1)).squeeze(-1)
-    # MKL rounds in another way where the number of columns is a multiple of four; with one column
-    # more a problem's numbers do not depend on how many others there are
-    rows = len(x)
-    columns = torch.nn.functional.pad(x, (0, 0, 0, 1)).mT if rows % 4 == 0 else x.mT
-    return (matrix @ columns).mT[:rows]
 
 
 def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
@@ -127,10 +113,3 @@ def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
 
 def _index_type(*sizes: int) -> torch.dtype:
     return torch.int32 if max(sizes) < torch.iinfo(torch.int32).max else torch.int64
-
-
-def _csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    with warnings.catch_warnings():
-        # torch calls its CSR tensors a beta, which the caller may not even be using
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
-        return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)

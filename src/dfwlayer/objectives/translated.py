@@ -53,7 +53,6 @@ class Translated(Objective):
         return Translated(self.objective.float32(), self.origin.to(wide))
 
     def bind(self, batch: int | None) -> Translated:
-        """See `Objective`."""
         return replace(self, objective=self.objective.bind(batch))
 
     def verified(self) -> tuple[Translated, Tensor | None]:

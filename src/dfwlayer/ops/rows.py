@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +17,13 @@ __all__ = [
     "any_row",
     "as_rows",
     "axpy",
+    "by_count",
     "column",
     "common_shape",
     "descend",
     "dot",
     "fill",
+    "in_units",
     "inner",
     "interval",
     "keep",
@@ -27,6 +31,11 @@ __all__ = [
     "minimum",
     "norm",
     "number",
+    "number_mask",
+    "on_host",
+    "or_one",
+    "passes",
+    "quotient",
     "ratio",
     "recording",
     "root",
@@ -35,6 +44,7 @@ __all__ = [
     "select",
     "select_mask",
     "settled",
+    "spread",
     "where_rows",
 ]
 
@@ -43,6 +53,7 @@ __all__ = [
 # arithmetic, and an inner loop has many of them.
 Scalar = Tensor | float
 Mask = Tensor | bool
+_T = TypeVar("_T")
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:  # (..., n), (..., n) -> (...)
@@ -66,7 +77,7 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
         return largest
     if p == 1:
         return size.sum(-1)
-    scale = torch.where(largest > 0, largest, 1).unsqueeze(-1)
+    scale = or_one(largest).unsqueeze(-1)
     # the largest entry adds one; where there is none, the root of zero would have no slope
     return largest * ((size / scale) ** p).sum(-1).clamp_min(1) ** (1 / p)
 
@@ -74,6 +85,22 @@ def scaled_norm(a: Tensor, p: float) -> Tensor:  # (..., n) -> (...)
 def where_rows(mask: Tensor, a: Tensor, b: Tensor | float) -> Tensor:  # (...), (..., n) -> (..., n)
     """Rows of a where the mask holds, rows of b elsewhere."""
     return torch.where(mask.unsqueeze(-1), a, b)
+
+
+def in_units(v: Tensor) -> tuple[Tensor, Tensor]:  # (..., n) -> (..., n), (...)
+    """v / max|v|, whose squares neither overflow nor vanish, and max|v| as a constant, 1 for 0."""
+    size = or_one(v.detach().abs().amax(-1))
+    return v / size.unsqueeze(-1), size
+
+
+def or_one(a: Tensor) -> Tensor:
+    """a where it is positive, 1 elsewhere: a divisor of what is zero there, or left out."""
+    return torch.where(a > 0, a, 1)
+
+
+def quotient(a: Tensor, b: Tensor) -> Tensor:
+    """a / b where b > 0, 0 elsewhere; autograd does not meet a division by zero."""
+    return torch.where(b > 0, a / or_one(b), 0)
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,12 +120,31 @@ def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per r
     return products.unsqueeze(-1)
 
 
-def number(rows: Tensor) -> Scalar:  # (...) -> number per row
+def number(values: Tensor) -> Scalar:  # (...) -> number per row
     """A tensor with one entry for each problem as a number for each problem."""
-    if rows.dim() == 0 and rows.device.type == "cpu":
-        value: float = rows.item()
+    if values.dim() == 0 and values.device.type == "cpu":
+        value: float = values.item()
         return value
-    return rows.unsqueeze(-1)
+    return values.unsqueeze(-1)
+
+
+def number_mask(values: Tensor) -> Mask:  # (...) -> mask per row
+    """The same of a mask."""
+    return number(values)  # type: ignore[return-value]
+
+
+def by_count(like: Tensor, single: Callable[[], _T], batch: Callable[[], _T]) -> _T:
+    """``single()`` for one problem on the CPU, ``batch()`` for several, and on a GPU.
+
+    For calculations that are written down twice: on short vectors NumPy and plain numbers take a
+    fraction of the time of tensors.
+    """
+    return single() if like.dim() == 1 and like.device.type == "cpu" else batch()
+
+
+def on_host(like: Tensor, find: Callable[[], _T]) -> _T | None:
+    """``find()`` where it need not wait for a GPU, None on one."""
+    return find() if like.device.type == "cpu" else None
 
 
 def fill(value: float, like: Scalar) -> Scalar:
@@ -154,11 +200,11 @@ def select_mask(mask: Mask, a: Mask, b: Mask) -> Mask:
     return select(mask, a, b)  # type: ignore[return-value]
 
 
-def keep(rows: Mask, new: Tensor, old: Tensor) -> Tensor:
+def keep(mask: Mask, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where the mask holds, of old elsewhere."""
-    if isinstance(rows, Tensor):
-        return torch.where(rows, new, old)
-    return new if rows else old
+    if isinstance(mask, Tensor):
+        return torch.where(mask, new, old)
+    return new if mask else old
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
@@ -198,6 +244,11 @@ def interval(like: Tensor, there: int) -> int:
     return 1 if like.device.type == "cpu" else there
 
 
+def passes(like: Tensor, most: int, recorded: int) -> int:
+    """Times to repeat something until it is seen to be enough: ``recorded`` where nobody sees."""
+    return recorded if recording(like) else most
+
+
 def recording(like: Tensor) -> bool:
     """Whether operations on that device are recorded into a CUDA graph."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -210,9 +261,14 @@ def as_rows(each: Scalar | Mask, dtype: torch.dtype) -> Tensor:  # number per ro
     return torch.tensor(each, dtype=dtype)
 
 
-def column(each: Scalar, like: Tensor) -> Tensor:  # number per row -> (..., 1)
+def column(each: Scalar | Mask, like: Tensor) -> Tensor:  # number per row -> (..., 1)
     """A number for each problem as a tensor that goes with vectors."""
     return each if isinstance(each, Tensor) else like.new_tensor([each])
+
+
+def spread(each: Scalar, like: Tensor) -> Tensor:  # number per row, (..., 1) -> (..., 1)
+    """A number for each problem as a tensor of that shape, with an entry for each."""
+    return each.expand_as(like) if isinstance(each, Tensor) else torch.full_like(like, each)
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:

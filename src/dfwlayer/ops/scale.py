@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfwlayer.ops.rows import or_one
+
 __all__ = ["ROUNDING", "Scale", "scale_of_terms"]
 
 # units of rounding that a sum of products is taken to be off by; chosen once, and tried by the
@@ -52,12 +54,11 @@ class Scale(NamedTuple):
         To raise h by s takes at least the step s a/‖a‖², against which f has the curvature
         Σ c a²/‖a‖⁴. With a in units of its largest entry nothing leaves the range of the dtype.
         """
-        unit = normal.abs().amax(-1, keepdim=True)
-        unit = torch.where(unit > 0, unit, 1)
+        unit = or_one(normal.abs().amax(-1, keepdim=True))
         square = (normal / unit) ** 2
         length = square.sum(-1, keepdim=True)
         bend = (square * self.curvature).sum(-1, keepdim=True)
-        bend = bend / torch.where(length > 0, length, 1) ** 2
+        bend = bend / or_one(length) ** 2
         return (force - self.blur(gauge)) * unit > bend * (slack.clamp_min(0) / unit)
 
     def blur(self, direction: Tensor) -> Tensor:  # (..., n) -> (..., 1)
@@ -92,8 +93,7 @@ def scale_of_terms(
     curvature = curvature.clamp_min(0)
     root = curvature.sqrt()
     moved = root * x
-    largest = moved.abs().amax(-1, keepdim=True)
-    largest = torch.where(largest > 0, largest, 1)
+    largest = or_one(moved.abs().amax(-1, keepdim=True))
     length = largest * ((moved / largest) ** 2).sum(-1, keepdim=True).sqrt()
     rounding = ROUNDING * torch.finfo(x.dtype).eps
     return Scale(curvature, rounding * (root * length + linear))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.base import ONE, Design, Excess, SetRow, norm, number, pulled, smooth_norm
+from dfwlayer_bench.fuzz.base import Design, Excess, SetRow, norm, number, pulled, smooth_norm
 from dfwlayer_bench.fuzz.data import LONG, Array, Draw, Param, Params, Wide
 
 __all__ = ["EllipsoidRow", "GroupRow", "LpRow"]
@@ -43,19 +43,16 @@ class LpRow(SetRow):
         weight = f", {self.prefix}weight" if self.weighted else ""
         return f"dfw.LpBall({number(self.p)}, {self.prefix}radius{weight})"
 
-    def _weight(self, p: Wide) -> Array:
-        return np.abs(self.of(p, "weight")) if self.weighted else ONE
-
     def excess(self, x: Array, p: Wide) -> list[Excess]:
         t = self.of(p, "radius")
-        return [Excess("norm", norm(self._weight(p) * x, self.p) - t, t)]
+        return [Excess("norm", norm(self.weights(p) * x, self.p) - t, t)]
 
     def free(self, p: Wide) -> Array | None:
-        none: Array = self._weight(p) == 0
+        none: Array = self.weights(p) == 0
         return none if none.any() else None
 
     def vertex(self, g: Array, p: Wide) -> Array:
-        w = self._weight(p)
+        w = self.weights(p)
         inverse = np.where(w > 0, 1 / np.where(w > 0, w, 1), 0)
         s: Array = -self.of(p, "radius")[:, None] * inverse * pulled(g * inverse, self.p)
         return s
@@ -144,18 +141,15 @@ class GroupRow(SetRow):
     def _norms(self, x: Array) -> Array:
         return np.stack([norm(x[:, list(g)], 2) for g in self.groups], -1)
 
-    def _weight(self, p: Wide) -> Array:
-        return np.abs(self.of(p, "weight")) if self.weighted else ONE
-
     def excess(self, x: Array, p: Wide) -> list[Excess]:
         t = self.of(p, "radius")
-        return [Excess("norm", (self._weight(p) * self._norms(x)).sum(-1) - t, t)]
+        return [Excess("norm", (self.weights(p) * self._norms(x)).sum(-1) - t, t)]
 
     def vertex(self, g: Array, p: Wide) -> Array:
-        norms = self._norms(g) / self._weight(p)
+        norms = self._norms(g) / self.weights(p)
         best = norms.argmax(-1)
         s = np.zeros_like(g)
-        w = np.broadcast_to(self._weight(p), norms.shape)
+        w = np.broadcast_to(self.weights(p), norms.shape)
         t = np.broadcast_to(self.of(p, "radius"), best.shape)
         for k, group in enumerate(self.groups):
             part = g[:, list(group)]

@@ -59,6 +59,11 @@ class SetRow(ABC):
         """The parameter of that name."""
         return p[self.prefix + name]
 
+    def weights(self, p: Wide) -> Array:
+        """|w| of a set that has weights, 1 otherwise."""
+        weight = p.get(self.prefix + "weight")
+        return ONE if weight is None else np.abs(weight)
+
     @abstractmethod
     def draw(self, draw: Draw) -> Params:
         """Parameters of a batch."""

@@ -251,21 +251,18 @@ class L1BoxRow(FlatRow):
         weight = f"{name}weight" if self.weighted else "None"
         return f"dfw.L1Box({name}radius, {weight}, {name}lower, {name}upper)"
 
-    def _weight(self, p: Wide) -> Array:
-        return np.abs(self.of(p, "weight")) if self.weighted else ONE
-
     def excess(self, x: Array, p: Wide) -> list[Excess]:
         t = self.of(p, "radius")
         zero = np.zeros(len(x), LONG)
         return [
-            Excess("norm", (self._weight(p) * np.abs(x)).sum(-1) - t, t),
+            Excess("norm", (self.weights(p) * np.abs(x)).sum(-1) - t, t),
             Excess("upper", most(x - self.of(p, "upper")), zero),
             Excess("lower", most(self.of(p, "lower") - x), zero),
         ]
 
     def vertex(self, g: Array, p: Wide) -> Array:
         reach = np.where(g > 0, -self.of(p, "lower"), self.of(p, "upper"))
-        return -np.sign(g) * spent(np.abs(g), self._weight(p), reach, self.of(p, "radius"))
+        return -np.sign(g) * spent(np.abs(g), self.weights(p), reach, self.of(p, "radius"))
 
     def design(self, draw: Draw, situation: str) -> Design:
         rng, shape = draw.rng, (draw.rows, self.n)

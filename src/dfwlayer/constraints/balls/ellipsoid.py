@@ -16,7 +16,8 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.matrices import times
+from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.ops.scale import Scale
 from dfwlayer.solution import Status
 
@@ -106,8 +107,8 @@ class Ellipsoid(Ball):
         """x, scaled back where it is outside."""
         # an x rounded along a short axis may be outside again; the last room is enough for that
         size, radius = self.size(x.detach()), tensor_of(self.radius)
-        loss = norm(_times(self.A.detach().double().abs(), x.detach().double().abs()))
-        worst = 4 + 2 * loss / torch.where(size > 0, size, 1)
+        loss = norm(times(self.A.detach().double().abs(), x.detach().double().abs()))
+        worst = 4 + 2 * loss / or_one(size)
         x = scaled_into(x, size, radius)
         for units in (8.0, worst):
             x = scaled_into(x, self.size(x.detach()), radius, units=units)
@@ -133,7 +134,7 @@ class Ellipsoid(Ball):
         """
         finfo = torch.finfo(x.dtype)
         A, radius = self.A.detach(), tensor_of(self.radius).detach()
-        image = _times(A, x)
+        image = times(A, x)
         size = norm(image)
         some = size > 0
         length = torch.where(some, size, 1)
@@ -143,7 +144,7 @@ class Ellipsoid(Ball):
             loss = self._axes.scale[..., 0] * norm(x)
             tight = radius - size <= 8 * finfo.eps * (x.shape[-1] ** 0.5 * radius + loss)
         else:
-            normal = _times(A.mT, image / length.unsqueeze(-1))
+            normal = times(A.mT, image / length.unsqueeze(-1))
             gauge = x / length.unsqueeze(-1)
             slack = (radius - size).unsqueeze(-1)
             tight = scale.felt(multiplier.unsqueeze(-1), slack, normal, gauge).squeeze(-1)
@@ -158,7 +159,7 @@ class Ellipsoid(Ball):
 
     def size(self, x: Tensor) -> Tensor:
         """‖Ax‖ in double precision."""
-        return norm(_times(self.A.detach().double(), x.double()))
+        return norm(times(self.A.detach().double(), x.double()))
 
 
 class _Axes(NamedTuple):
@@ -186,10 +187,7 @@ class EllipsoidFace(Face):
     free: Tensor  # False for problems of radius 0
     multiplier: Tensor  # (..., 1)
 
-    @property
-    def bends(self) -> bool:
-        """Everywhere."""
-        return True
+    bends = True
 
     @cached_property
     def normals(self) -> tuple[Tensor, ...]:
@@ -199,12 +197,12 @@ class EllipsoidFace(Face):
     def curvature(self, v: Tensor) -> Tensor:
         """λ AᵀAv/h; the rest of C vanishes on the tangent space."""
         A = self.A.detach()
-        return self._bend * _times(A.mT, _times(A, v))
+        return self._bend * times(A.mT, times(A, v))
 
     @cached_property
     def _bend(self) -> Tensor:
         """λ/h."""
-        size = norm(_times(self.A.detach(), self.x)).unsqueeze(-1)
+        size = norm(times(self.A.detach(), self.x)).unsqueeze(-1)
         return torch.where(self.multiplier > 0, self.multiplier / size, 0)
 
     def force(self) -> Tensor:
@@ -213,22 +211,15 @@ class EllipsoidFace(Face):
 
     def excess(self) -> Tensor:
         """‖Ax‖ − t where the constraint is active, 0 elsewhere."""
-        size = norm(_times(self.A, self.x)) - self.radius
+        size = norm(times(self.A, self.x)) - self.radius
         return torch.where(self.multiplier > 0, size.unsqueeze(-1), 0)
 
     def _slope(self, A: Tensor) -> Tensor:
         """AᵀAx/‖Ax‖, 0 at the centre."""
-        y = _times(A, self.x)
+        y = times(A, self.x)
         active = self.multiplier > 0
         size = norm(torch.where(active, y, 1)).unsqueeze(-1)
-        return torch.where(active, _times(A.mT, y / size), 0)
-
-
-def _times(A: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
-    """A x, the A shared or one per problem."""
-    if A.dim() == 2:
-        return x @ A.mT
-    return (A @ x.unsqueeze(-1)).squeeze(-1)
+        return torch.where(active, times(A.mT, y / size), 0)
 
 
 def _solve(triangle: Tensor, y: Tensor, *, upper: bool) -> Tensor:  # (..., n, n), (..., n)

@@ -143,10 +143,7 @@ class GroupFace(Face):
     free_groups: Tensor  # (..., G)
     multiplier: Scalar
 
-    @property
-    def bends(self) -> bool:
-        """Within groups."""
-        return True
+    bends = True  # within groups
 
     @cached_property
     def free(self) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.singular import Factors, factors
+from dfwlayer.ops.rows import or_one
 
 __all__ = ["LARGE", "low_rank", "norm_bound", "shrunk", "top_pair"]
 
@@ -127,7 +128,7 @@ def shrunk(
         threshold = (some - new).amax(-1, keepdim=True)
         count = min(residual.shape[-1], some.shape[-1])
         some, new, residual = some[..., :count], new[..., :count], residual[..., :count]
-        error = (residual * new / torch.where(some > 0, some, 1)).amax(-1)
+        error = (residual * new / or_one(some)).amax(-1)
         # the first one left out is below the threshold wherever in its range it is
         missed = (new == 0) & (some + residual > threshold + rounding * values[..., :1])
         cut = (new > 0).sum(-1) == limit  # by the rank it may have, which is no exact science
@@ -173,7 +174,7 @@ def _grown(
             return at
         if step == patience - 1 < EXPANSIONS - 1:
             return at
-        more = _beside(basis, residual / torch.where(length > 0, length, 1).unsqueeze(-2))
+        more = _beside(basis, residual / or_one(length).unsqueeze(-2))
         basis, image = torch.cat((basis, more), -1), torch.cat((image, z.mT @ more), -1)
     return None
 

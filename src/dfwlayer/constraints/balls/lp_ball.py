@@ -16,12 +16,12 @@ from dfwlayer.constraints.balls.l1_nearest import nearest_l1
 from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
-from dfwlayer.constraints.base import Atoms, measured
+from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, entries, number, tensor_of
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.region import Region, Round
-from dfwlayer.ops.kernels import steps as kernels
-from dfwlayer.ops.rows import Scalar, column, dot, scaled_norm
+from dfwlayer.ops import fused
+from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["LpBall"]
@@ -55,10 +55,9 @@ class LpBall(Ball):
             as_number("radius", self.radius, expected, kind=kind, least=0)
         super().__post_init__()
 
-    @property
-    def recordable(self) -> bool:
+    def as_recordable(self) -> LpBall | None:
         """Other balls are projected onto by iterations that watch their own convergence."""
-        return self.p in (1, torch.inf)
+        return self if self.p in (1, torch.inf) else None
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, radii negative, or coordinates not bounded."""
@@ -124,11 +123,11 @@ class LpBall(Ball):
         # s depends on the direction of r only: the largest entry, as a constant, keeps the powers
         # within range
         largest = pull.detach().amax(-1, keepdim=True)
-        ratio = pull / torch.where(largest > 0, largest, 1)
+        ratio = pull / or_one(largest)
         positive = ratio > 0  # at 0 the power's derivative is infinite for p > 2
         power = torch.where(positive, torch.where(positive, ratio, 1) ** (1 / (self.p - 1)), 0)
         total = (power**self.p).sum(-1, keepdim=True)
-        size = torch.where(total > 0, total, 1) ** (1 / self.p)
+        size = or_one(total) ** (1 / self.p)
         return reach * side * power / size
 
     def lowest(self, g: Tensor) -> Tensor:
@@ -175,10 +174,10 @@ class LpBall(Ball):
 
     def step(self, x: Tensor, gradient: Tensor, curvature: Scalar) -> Tensor | None:
         """For p = 1."""
-        if self.p != 1 or not kernels.take(x) or self._unbounded is not None:
+        if self.p != 1 or self._unbounded is not None:
             return None
         omega, inverse, _, length, _ = self._axis_bounds
-        return kernels.step_l1(x, gradient, column(curvature, x), omega, inverse, length)
+        return fused.step_l1(x, gradient, curvature, omega, inverse, length)
 
     def diameter(self, n: int) -> Tensor:
         """2 ‖t/w‖_s with s = ∞ for p ≤ 2 and 2p/(p − 2) beyond (2 for p = ∞)."""
@@ -241,8 +240,11 @@ class LpBall(Ball):
             return ((Facets(-reach, reach), like.shape[-1]),)
         return None
 
+    def face_parts(self, face: Face) -> tuple[Tensor, ...]:
+        assert isinstance(face, LpFace)
+        return face.free, torch.as_tensor(face.multiplier), face.normal, torch.as_tensor(face.size)
+
     def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> LpFace:
-        """See `Constraint`."""
         free, multiplier, normal, size = parts
         weight = torch.ones_like(x[..., :1]) if self.weight is None else self.weight
         radius = tensor_of(self.radius)
@@ -280,7 +282,7 @@ class LpBall(Ball):
         size, unbounded = self._geometry.size.detach(), self._unbounded
         unit = size.amax(-1, keepdim=True)
         if unbounded is not None:
-            unit = torch.where(unit > 0, unit, 1)
+            unit = or_one(unit)
         omega = size / unit
         tiny = torch.finfo(size.dtype).tiny
         if unbounded is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.ops.kernels import faces as face_kernels
+from dfwlayer.ops import fused
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
@@ -17,6 +17,8 @@ from dfwlayer.ops.rows import (
     inner,
     maximum,
     number,
+    number_mask,
+    or_one,
     ratio,
     scaled_norm,
     select,
@@ -44,9 +46,10 @@ def lp_face(
     which gives one of the one-sided derivatives.
     """
     constant = weight.detach()
-    if p == 1 and unbounded is None and face_kernels.takes(x):
-        found = face_kernels.face_l1(constant, radius.detach(), x, g, scale)
-        return LpFace(p, weight, radius, x, *found)
+    if p == 1 and unbounded is None:
+        found = fused.face_l1(constant, radius.detach(), x, g, scale)
+        if found is not None:
+            return LpFace(p, weight, radius, x, *found)
     t = number(radius.detach())
     tiny, rounding = torch.finfo(x.dtype).tiny, 8 * torch.finfo(x.dtype).eps
     if p == torch.inf:
@@ -74,7 +77,7 @@ def lp_face(
     else:
         gauge = bounded / maximum(size, tiny)
         felt = scale.felt(column(multiplier, x), column(t - size, x), normal, gauge)
-        tight = felt if isinstance(multiplier, Tensor) else bool(felt)
+        tight = number_mask(felt.squeeze(-1))
     active = tight & (multiplier > 0)
     multiplier = select(active, multiplier, 0.0)
     if active is False:
@@ -88,7 +91,7 @@ def lp_face(
             free = free | ~torch.as_tensor(active)
             normal = torch.where(torch.as_tensor(active), normal, 0)
     pinned: Mask = t == 0
-    if pinned is True or isinstance(pinned, Tensor):
+    if pinned is not False:
         free = free & ~(torch.as_tensor(pinned) & (constant > 0))
     return LpFace(p, weight, radius, x, free, multiplier, normal * free, size)
 
@@ -135,11 +138,6 @@ class LpFace(Face):
         """For 1 < p < ∞."""
         return self.p not in (1, torch.inf)
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """See `Face`."""
-        multiplier, size = (torch.as_tensor(v) for v in (self.multiplier, self.size))
-        return self.free, multiplier, self.normal, size
-
     def curvature(self, v: Tensor) -> Tensor:
         """λ(p − 1)/h · w² y^(p−2) v, y = w|x|/h; the rest of C vanishes on the tangent space."""
         return self.curvature_diagonal() * v
@@ -172,7 +170,7 @@ class LpFace(Face):
             # in logarithms its derivatives are, too
             x = self._magnitude()
             positive = (weight > 0) & (x > 0)
-            size = torch.where(weight > 0, weight, 1).log() - self._size().log().unsqueeze(-1)
+            size = or_one(weight).log() - self._size().log().unsqueeze(-1)
             power = ((self.p - 1) * (size + torch.where(positive, x, 1).log())).exp()
             slope = torch.where(positive, slope * power, 0)
         elif self.p >= 2:
@@ -201,14 +199,13 @@ class LpFace(Face):
         if self.p == 1:
             return weighted.sum(-1)
         # powers of ratios to the largest entry stay within range and do not meet 0
-        largest = weighted.detach().amax(-1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1)
+        largest = or_one(weighted.detach().amax(-1, keepdim=True))
         ratio = weighted / largest
         # less adds nothing, and for p < 2 its second derivatives could leave the range
         least = torch.finfo(ratio.dtype).eps ** 2 if self.p < 2 else 0.0
         positive = ratio > least
         total = torch.where(positive, torch.where(positive, ratio, 1) ** self.p, 0).sum(-1)
-        return largest.squeeze(-1) * torch.where(total > 0, total, 1) ** (1 / self.p)
+        return largest.squeeze(-1) * or_one(total) ** (1 / self.p)
 
     def _magnitude(self) -> Tensor:
         """|x|, a constant where it is so small that for 1 < p < 2 the curvature holds it.

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.kernels import steps as kernels
-from dfwlayer.ops.rows import dot
+from dfwlayer.ops import fused
+from dfwlayer.ops.rows import by_count, dot, or_one
 
 __all__ = ["AxisBounds", "project_l1", "project_lp"]
 
@@ -41,12 +41,15 @@ def project_l1(ball: AxisBounds, z: Tensor, near: Tensor | None = None) -> Tenso
             a few Newton steps for θ from there usually make sorting unnecessary.
 
     """
-    if ball.unbounded is None and kernels.take(z):
-        return kernels.project_l1(z.contiguous(), ball.omega, ball.inverse, ball.length)
-    if z.dim() == 1 and z.device.type == "cpu":
-        x = _from_guess(ball, z, near)
+    if ball.unbounded is None:
+        x = fused.project_l1(z, ball.omega, ball.inverse, ball.length)
         if x is not None:
             return x
+    return by_count(z, lambda: _from_guess(ball, z, near), lambda: _by_sorting(ball, z))
+
+
+def _by_sorting(ball: AxisBounds, z: Tensor) -> Tensor:
+    """The projection from the sums of the first k entries, for every k."""
     size = z.abs()
     inside = (ball.omega * size).sum(-1, keepdim=True) <= ball.length
     pull = (size * ball.inverse).clamp(max=0.25 * torch.finfo(z.dtype).max)
@@ -62,8 +65,8 @@ def project_l1(ball: AxisBounds, z: Tensor, near: Tensor | None = None) -> Tenso
     return torch.where(keep, z, x)
 
 
-def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | None:
-    """The projection of a single point by Newton on θ, None where that did not settle.
+def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor:
+    """The projection of a single point by Newton on θ, or by sorting where that did not settle.
 
     In NumPy, whose operations on a short vector cost a third of what a tensor's do.
     """
@@ -74,7 +77,7 @@ def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | No
     if weighted.sum() <= length:
         return z
     if near is None or ball.unbounded is not None:
-        return None
+        return _by_sorting(ball, z)
     square = ball.square.numpy()
     if len(square) < len(point):
         square = np.broadcast_to(square, point.shape)
@@ -84,15 +87,15 @@ def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor | No
     for _ in range(4):
         width = float(mask @ square)
         if width <= 0:
-            return None
+            break
         theta = (float(mask @ weighted) - length) / width
         if not 0 < theta < finfo.max:
-            return None
+            break
         x = np.maximum(size - point.dtype.type(theta) * omega, 0)
         if abs(float((omega * x).sum()) - length) <= slack:
             return torch.from_numpy(np.copysign(x, point))
         mask = (x > 0).astype(point.dtype)
-    return None
+    return _by_sorting(ball, z)
 
 
 def project_lp(
@@ -114,8 +117,7 @@ def project_lp(
         bound = t / _only(bounded, weight, 1)
         return _only(bounded, z.clamp(-bound, bound), z)
     # in units of the radius and of the largest weight nothing overflows
-    unit = weight.amax(-1, keepdim=True)
-    unit = torch.where(unit > 0, unit, 1)
+    unit = or_one(weight.amax(-1, keepdim=True))
     omega, length = weight / unit, t / unit
     sized = length > 0
     # so far out that 1 is below the rounding of z, only the direction of z matters
@@ -123,7 +125,7 @@ def project_lp(
     furthest = _only(bounded, size, 0).amax(-1, keepdim=True)
     distance = furthest / torch.where(sized, length, 1)
     distance = torch.where(sized, distance.clamp(max=torch.finfo(z.dtype).eps ** -2), 0)
-    share = size * (distance / torch.where(furthest > 0, furthest, 1))
+    share = size * (distance / or_one(furthest))
     share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
     moved = _ellipsoid(omega, share) if p == 2 else _curved(p, omega, share, inside)
@@ -158,11 +160,10 @@ def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
     point = omega * share / largest  # so that squares do not overflow
     for step in range(OUTER):
         scaled = point / (1 + mu * square)
-        size = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-        size = torch.where(size > 0, size, 1)
+        size = or_one(torch.linalg.vector_norm(scaled, dim=-1, keepdim=True))
         slope = dot(scaled * square / (1 + mu * square), scaled).unsqueeze(-1) / size**2
         # 1/‖·‖ − 1 with ‖·‖ = largest · size, over its derivative in μ
-        change = (largest * size - 1) / torch.where(slope > 0, slope, 1)
+        change = (largest * size - 1) / or_one(slope)
         mu = (mu + change).clamp_min(0)
         if step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
             break
@@ -190,8 +191,7 @@ def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
     for step in range(OUTER):
         if step > 0:  # at μ = 0 the root is ζ itself
             y = _root(p, mu * square, zeta)
-        top = y.amax(-1, keepdim=True)
-        top = torch.where(top > 0, top, 1)
+        top = or_one(y.amax(-1, keepdim=True))
         part = torch.where(y > 0, y / top, 1)
         power = torch.where(y > 0, part**p, 0)
         size = power.sum(-1, keepdim=True) ** (1 / p)  # ‖y‖ / top

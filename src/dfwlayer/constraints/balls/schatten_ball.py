@@ -16,7 +16,7 @@ from dfwlayer.constraints.balls.singular import Factors, factors, spectral_funct
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, number, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
-from dfwlayer.ops.rows import scaled_norm
+from dfwlayer.ops.rows import or_one, scaled_norm
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["NuclearBall", "SchattenBall", "SpectralBall"]
@@ -64,6 +64,8 @@ class SchattenBall(Ball):
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
 
+    variable_dims = 2
+
     def __post_init__(self, centre: Value | None) -> None:
         object.__setattr__(self, "p", LpBall(self.p, self.radius).p)  # checks the two
         super().__post_init__()
@@ -72,11 +74,6 @@ class SchattenBall(Ball):
             if len(shape) != 2:
                 raise ValueError(f"shape: expected (rows, columns), got {shape}")
             object.__setattr__(self, "shape", shape)
-
-    @property
-    def variable_dims(self) -> int:
-        """It takes matrices."""
-        return 2
 
     @measured
     def _ball(self) -> LpBall:
@@ -206,7 +203,7 @@ class SchattenBall(Ball):
         multiplier = torch.as_tensor(outer.multiplier, dtype=x.dtype, device=x.device)
         multiplier = torch.where(frozen, 0, multiplier)
         size = torch.as_tensor(outer.size, dtype=x.dtype, device=x.device)
-        size = torch.where(size > 0, size, 1).expand_as(multiplier)
+        size = or_one(size).expand_as(multiplier)
         alive = outer.free & (at.values > 0) & (multiplier > 0)
         if 1 < self.p < 2:
             # the ball's curvature across these is beyond what the dtype can hold beside the others
@@ -229,7 +226,7 @@ class SchattenBall(Ball):
         largest = top.values[..., :1].unsqueeze(-1)
         # away from a solution x may be of too low a rank, and W too large; then the curvature
         # would be negative, which is for f alone to be
-        shrink = torch.where(largest > most, most / torch.where(largest > 0, largest, 1), 1)
+        shrink = torch.where(largest > most, most / or_one(largest), 1)
         return outside * shrink
 
     def _thin(self, matrix: Tensor) -> bool:
@@ -249,7 +246,7 @@ class SchattenBall(Ball):
         t = tensor_of(self.radius).detach().unsqueeze(-1)
         size = values if self.p == torch.inf else scaled_norm(values, self.p).unsqueeze(-1)
         near = (size - t).abs() <= 16 * unit * t
-        factor = torch.where(near & (size > 0), t / torch.where(size > 0, size, 1), 1)
+        factor = torch.where(near & (size > 0), t / or_one(size), 1)
         return at._replace(values=values * factor)
 
     def _turned(self, at: Factors, slope: Tensor) -> Factors:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.singular import Factors, divided_differences, split
 from dfwlayer.constraints.face import Face
+from dfwlayer.ops.rows import or_one
 
 __all__ = ["SchattenFace", "SpectralFace"]
 
@@ -38,10 +39,7 @@ class SchattenFace(Face):
     outside: Tensor | None  # (..., r, c), W; None for p ≥ 2
     frozen: Tensor  # (..., 1), radius 0
 
-    @property
-    def bends(self) -> bool:
-        """For every p; p = 1 because matrices of one rank do."""
-        return True
+    bends = True  # for every p; p = 1 because matrices of one rank do
 
     def restrict(self, v: Tensor) -> Tensor:
         """v without the part beside both U and V, for p < 2 and an active constraint."""
@@ -149,10 +147,7 @@ class SpectralFace(Face):
     force_inside: Tensor  # (..., k, k), Λ on the held ones, 0 elsewhere
     frozen: Tensor  # (..., 1), radius 0
 
-    @property
-    def bends(self) -> bool:
-        """Where singular values are held."""
-        return True
+    bends = True  # where singular values are held
 
     def restrict(self, v: Tensor) -> Tensor:
         """v without the symmetric part of U₁ᵀvV₁."""
@@ -166,8 +161,7 @@ class SpectralFace(Face):
         left, values, right = self.at
         along, across, down = split(self._matrix(v), left, right)
         held, other = self.held.to(v.dtype), (~self.held).to(v.dtype)
-        t = self.radius.detach()[..., None, None]
-        t = torch.where(t > 0, t, 1)
+        t = or_one(self.radius.detach()[..., None, None])
         square = t.squeeze(-1) ** 2
         room = (square - values**2).clamp_min(torch.finfo(v.dtype).eps * square)
         pull, rate = self.force_inside, other / room

@@ -16,7 +16,7 @@ from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.hull import Descent, descend_over_hull, span
 from dfwlayer.objectives.quadratic import Quadratic
-from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 
 __all__ = ["CustomSet"]
@@ -155,8 +155,7 @@ class CustomSet(Constraint):
         noise = torch.where(used, ((points - x.unsqueeze(-2)) @ g.unsqueeze(-1)).squeeze(-1), 0)
         noise = 2 * noise.abs().amax(-1)
         own = torch.finfo(found.x.dtype).eps
-        unit = scale.noise.amax(-1, keepdim=True) / (ROUNDING * own)
-        unit = torch.where(unit > 0, unit, 1)
+        unit = or_one(scale.noise.amax(-1, keepdim=True) / (ROUNDING * own))
         generator = torch.Generator().manual_seed(0)
         for _ in range(x.shape[-1]):
             draw = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.composed.built import Built
+from dfwlayer.constraints.composed.plane_dual import mixed, plane_dual
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
@@ -35,13 +35,12 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, common_shape, settled
+from dfwlayer.ops.rows import any_row, common_shape, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
 from dfwlayer.solution import Status
 
 __all__ = ["PlaneCut"]
 
-MOST = 60  # steps for the vertex; each ends the search on one of finitely many pieces
 ENDLESS = 2.0**100  # times the size of a problem's numbers, beyond which μ is none
 PASSES = 8  # most times a projection moves its origin; one is enough unless z is far out
 Base = Box | CappedSimplex | KSparse | L1Box | Simplex
@@ -88,7 +87,6 @@ class PlaneCut(Built, PolyhedralSet):
         return self.constraint
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         facets = self.base.facets(like)
         equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
@@ -135,17 +133,18 @@ class PlaneCut(Built, PolyhedralSet):
     def vertex(self, g: Tensor) -> Tensor:
         """A mix of two vertices of S on either side of the plane, both minimal for a g + μa."""
         equation, at = self._equation(g), g.detach()
-        found = self._dual(at)
+        found = plane_dual(self.base.vertex, equation, at)
         low, high = self.base.vertex(found.below), self.base.vertex(found.above)
-        return _mixed(low, high, equation)
+        return mixed(low, high, equation)
 
     def lowest(self, g: Tensor) -> Tensor:
         """max over μ of min ⟨g + μa, s⟩ − μb over S."""
-        return self._dual(g.detach()).value.squeeze(-1)
+        return plane_dual(self.base.vertex, self._equation(g), g.detach()).value.squeeze(-1)
 
     def lowest_terms(self, g: Tensor) -> Tensor:
         """Σ (|g| + |μa|) |s| for the two vertices of S, which may be far larger than their mix."""
-        found, a = self._dual(g.detach()), self._equation(g).slope.detach()
+        equation = self._equation(g)
+        found, a = plane_dual(self.base.vertex, equation, g.detach()), equation.slope.detach()
         low, high = self.base.vertex(found.below), self.base.vertex(found.above)
         size = g.detach().abs() + (found.multiplier * a).abs()
         return (size * torch.maximum(low.abs(), high.abs())).sum(-1)
@@ -171,7 +170,7 @@ class PlaneCut(Built, PolyhedralSet):
             _, width = evaluate(mu)
         if torch.is_grad_enabled():
             # a Newton step from the solution is zero, but its derivatives are those of the solution
-            mu = mu + torch.where(width > 0, off(mu) / torch.where(width > 0, width, 1), 0)
+            mu = mu + quotient(off(mu), width)
         return base.soft_vertex(g + mu * a, temperature)
 
     def retract(self, x: Tensor) -> Tensor:
@@ -190,7 +189,7 @@ class PlaneCut(Built, PolyhedralSet):
         missing = b - (a * inner).sum(-1, keepdim=True)
         along = self._along(inner).double()
         reach = (a * along).sum(-1, keepdim=True)
-        step = torch.where(reach > 0, missing / torch.where(reach > 0, reach, 1), 0)
+        step = quotient(missing, reach)
         lower, upper, *_ = self.facets(x).detach()
         moved = clipped((inner + step * along).to(x.dtype), lower, upper)
         moved = self._between(self._drawn_in(moved))
@@ -351,7 +350,7 @@ class PlaneCut(Built, PolyhedralSet):
         )
         if not any_row(stuck):
             return face
-        mu = self._dual(g).multiplier
+        mu = plane_dual(self.base.vertex, self._equation(x), g).multiplier
         rounding = ROUNDING * torch.finfo(x.dtype).eps
         below = self.base.face(x, g + mu * a, scale.noisier(rounding * (mu * a).abs()))
         normals = (*below.normals, a * below.free)
@@ -395,79 +394,17 @@ class PlaneCut(Built, PolyhedralSet):
         for n in normals:  # there is one at most
             own = n / power_of_two(n) * free
             square = (own * own).sum(-1, keepdim=True)
-            share = (own * along).sum(-1, keepdim=True) / torch.where(square > 0, square, 1)
+            share = (own * along).sum(-1, keepdim=True) / or_one(square)
             along = along - share * own
         return along.to(x.dtype)
 
-    @torch.no_grad()
-    def _dual(self, g: Tensor) -> _Dual:
-        """The largest min ⟨g + μa, s⟩ − μb.
 
-        The minimum is concave in μ and piecewise linear, a piece for each vertex s. Two pieces, one
-        rising and one falling, meet at the next μ; where no third one is lower, that is the top.
-        """
-        a, b = self._equation(g)
-        below, above = a.expand_as(g), (-a).expand_as(g)
-        low, high = self.base.vertex(below), self.base.vertex(above)
-        eps = torch.finfo(g.dtype).eps
-        ends = torch.stack((a * low, a * high))
-        width = (ends[1] - ends[0]).sum(-1, keepdim=True)
-        # where ⟨a, x⟩ takes one value on S, all of S is in the plane, and μ has no meaning
-        single = width <= 4 * eps * ends.abs().sum(-1, keepdim=True).amax(0)
-        if any_row(single):
-            below, above = torch.where(single, g, below), torch.where(single, g, above)
-            low, high = self.base.vertex(below), self.base.vertex(above)
-        best = torch.full_like(g[..., :1], -torch.inf)
-        at = torch.zeros_like(best)
-        going = ~single
-        for _ in range(MOST):
-            rise, fall = (((a * s).sum(-1, keepdim=True) - b) for s in (high, low))
-            width = torch.where(single, 0, rise - fall)
-            cost, other = ((g * s).sum(-1, keepdim=True) for s in (high, low))
-            mu = torch.where(width > 0, (other - cost) / torch.where(width > 0, width, 1), 0)
-            turned = g + mu * a
-            s = self.base.vertex(turned)
-            value = (turned * s).sum(-1, keepdim=True) - mu * b
-            at = torch.where(value > best, mu, at)
-            best = torch.maximum(best, value)
-            top = cost + mu * rise
-            size = (turned * s).abs().sum(-1, keepdim=True) + (mu * b).abs() + top.abs()
-            going = going & (width > 0) & (top - value > 4 * eps * size)
-            if not any_row(going):
-                break
-            beyond = (a * s).sum(-1, keepdim=True) - b
-            # a vertex in the plane is the minimum itself: it takes the place of both
-            rounding = 2 * eps * ((a * s).abs().sum(-1, keepdim=True) + b.abs())
-            upward, downward = going & (beyond >= -rounding), going & (beyond <= rounding)
-            high, above = torch.where(upward, s, high), torch.where(upward, turned, above)
-            low, below = torch.where(downward, s, low), torch.where(downward, turned, below)
-        return _Dual(best, at, below, above)
-
-
-class _Dual(NamedTuple):
-    """A linear function over the set as one over S."""
-
-    value: Tensor  # (..., 1), its minimum
-    multiplier: Tensor  # (..., 1), μ
-    below: Tensor  # (..., n), a g + μa whose vertex is below the plane, or in it
-    above: Tensor  # (..., n), one whose vertex is above
-
-
-def _chosen(rows: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _chosen(mask: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Rows of one or the other, where there are any."""
-    return None if a is None or b is None else torch.where(rows, a, b)
+    return None if a is None or b is None else torch.where(mask, a, b)
 
 
 def _to_plane(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The μ for which z − μa is in the plane."""
     square = (a * a).expand_as(z).sum(-1, keepdim=True)
-    return ((a * z).sum(-1, keepdim=True) - b) / torch.where(square > 0, square, 1)
-
-
-def _mixed(low: Tensor, high: Tensor, equation: Equation) -> Tensor:
-    """The point between two in which ⟨a, x⟩ = b."""
-    a, b = equation
-    least, most = ((a * s).sum(-1, keepdim=True) for s in (low, high))
-    width = most - least
-    share = torch.where(width > 0, (b - least) / torch.where(width > 0, width, 1), 0)
-    return low + share.clamp(0, 1) * (high - low)
+    return ((a * z).sum(-1, keepdim=True) - b) / or_one(square)

@@ -16,10 +16,10 @@ __all__ = ["assign", "assign_one", "potentials", "sinkhorn"]
 def assign(cost: Tensor) -> Tensor:  # (..., n, n) -> (..., n)
     """The column for each row in the permutation of least cost, for each problem."""
     n = cost.shape[-1]
-    rows = cost.detach().reshape(-1, n, n).cpu().double().numpy()
-    rows = np.nan_to_num(rows, posinf=1e300, neginf=-1e300)  # costs that are none decide nothing
+    costs = cost.detach().reshape(-1, n, n).cpu().double().numpy()
+    costs = np.nan_to_num(costs, posinf=1e300, neginf=-1e300)  # costs that are none decide nothing
     solve = _solver()
-    found = np.array([solve(one) for one in rows], dtype=np.int64)
+    found = np.array([solve(one) for one in costs], dtype=np.int64)
     return torch.from_numpy(found).to(cost.device).reshape(cost.shape[:-1])
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.polyhedra.assignment import assign, potentials
+from dfwlayer.ops.rows import or_one
 
 __all__ = ["balanced", "filled_up", "laplacian_solve", "project_birkhoff"]
 
@@ -15,6 +16,7 @@ FAR = 8  # spread of the entries over n, beyond which a permutation comes first
 PASSES = 40  # most times it does; each takes the rounding of the one before as its size
 ROUNDING = 4  # units in the last place, times n
 LEAST = 1e-12  # shift of a singular matrix, relative to its diagonal
+BALANCING = 3  # Newton steps for row and column sums that are nearly 1
 
 
 def laplacian_solve(
@@ -138,12 +140,12 @@ def _dual(z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return x, square + linear.sum(-1), noise, 1 - x.sum(-1), 1 - x.sum(-2)
 
 
-def balanced(x: Tensor, rounds: int = 3) -> Tensor:  # (B, n, n) -> (B, n, n)
+def balanced(x: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
     """X_ij (1 + a_i + b_j) with row and column sums 1, for X ≥ 0 whose sums are nearly 1.
 
     Newton steps for the factors, so that zeros stay; what does not settle is left to `filled_up`.
     """
-    for _ in range(rounds):
+    for _ in range(BALANCING):
         r, s = 1 - x.sum(-1), 1 - x.sum(-2)
         a, b = laplacian_solve(x, r, s)
         x = x * (1 + a.unsqueeze(-1) + b.unsqueeze(-2)).clamp(0.5, 2)
@@ -161,4 +163,4 @@ def filled_up(x: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
     r, s = (1 - x.sum(-1)).clamp_min(0), (1 - x.sum(-2)).clamp_min(0)
     missing = s.sum(-1)[..., None, None]
     rest = r.unsqueeze(-1) * s.unsqueeze(-2)
-    return x + rest / torch.where(missing > 0, missing, 1)
+    return x + rest / or_one(missing)

@@ -32,7 +32,6 @@ class Box(PolyhedralSet):
     upper: Value = field(default=1.0, metadata=entries(infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         return Facets(as_entries(self.lower, like), as_entries(self.upper, like))
 
     def check_values(self) -> Tensor | None:

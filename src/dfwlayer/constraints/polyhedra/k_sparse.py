@@ -28,6 +28,5 @@ class KSparse(L1BoxSet):
     radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         radius = as_column(self.radius, like)
         return Facets(-radius, radius, torch.ones_like(radius), as_column(self.k, like) * radius)

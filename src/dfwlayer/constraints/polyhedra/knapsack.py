@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import any_row, interval, recording
+from dfwlayer.ops.rows import any_row, by_count, interval, or_one, passes, quotient
 
 Doubles = npt.NDArray[np.float64]
 _Numbers = TypeVar("_Numbers", Tensor, Doubles)
@@ -51,10 +51,7 @@ class Knapsack(NamedTuple):
         """
         with torch.no_grad():
             wide = Knapsack(*(part.detach().double() for part in self))._in_units()
-            if self.z.ndim == 1 and self.z.device.type == "cpu":
-                x, inside = wide._solved_alone()
-            else:
-                x, inside = wide._solved()
+            x, inside = by_count(self.z, wide._solved_alone, wide._solved)
         if torch.is_grad_enabled() and any(part.requires_grad for part in self):
             x = x + self._movement(x, inside)
         return x.to(self.z.dtype)
@@ -74,10 +71,10 @@ class Knapsack(NamedTuple):
     def _solved(self) -> tuple[Tensor, Tensor]:
         """x and the coordinates that are within their bounds."""
         sack, (x, decided) = self, self._extremes()
-        if not recording(self.z) and bool(decided.all()):
+        if not any_row(~decided):
             return x, torch.zeros_like(x, dtype=torch.bool)
         extreme = x
-        for _ in range(RECORDED if recording(self.z) else PASSES):
+        for _ in range(passes(self.z, PASSES, RECORDED)):
             sack = sack._moved(sack._multiplier(decided))
             excess, inside = sack._excess()
             point = sack._moved(sack._newton(excess, inside))  # what rounding left
@@ -115,7 +112,7 @@ class Knapsack(NamedTuple):
         held = torch.where(x <= lower, lower, upper)
         each = torch.where(inside, z, torch.where(inside, 0, held))
         width = torch.where(inside, a**2, 0).sum(-1, keepdim=True)
-        theta = ((a * each).sum(-1, keepdim=True) - total) / torch.where(width > 0, width, 1)
+        theta = ((a * each).sum(-1, keepdim=True) - total) / or_one(width)
         piece = torch.where(inside, z - theta * a, held)
         return torch.where(torch.isfinite(piece.detach()), piece - piece.detach(), 0)
 
@@ -137,7 +134,7 @@ class Knapsack(NamedTuple):
     def _newton(self, excess: Tensor, inside: Tensor) -> Tensor:
         """The step after which a piece that is straight has no excess; none where it is flat."""
         width = self._width(inside)
-        return torch.where(width > 0, excess / torch.where(width > 0, width, 1), 0)
+        return quotient(excess, width)
 
     def _width(self, inside: Tensor) -> Tensor:
         """How fast the excess falls: Σ a² of the coordinates within their bounds."""
@@ -226,7 +223,7 @@ class Knapsack(NamedTuple):
         low, high = kinks.amin(-1, keepdim=True), kinks.amax(-1, keepdim=True)
         square = (self.slope**2).expand_as(self.z).sum(-1, keepdim=True)
         along = (self.slope * self.z).sum(-1, keepdim=True) - self.total
-        guess = clipped(along / torch.where(square > 0, square, 1), low, high)
+        guess = clipped(along / or_one(square), low, high)
         guess = torch.where(torch.isnan(guess), low, guess)
         # a search for what is not there would go on until the bracket is rounding
         low, high = torch.where(decided, guess, low), torch.where(decided, guess, high)

@@ -21,7 +21,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to, scaled_into
-from dfwlayer.ops.rows import common_shape, settled, where_rows
+from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
@@ -112,7 +112,7 @@ class L1BoxSet(PolyhedralSet):
         cost = torch.where(heavy, weight, 1)
         # in units in which neither a quotient nor a product leaves the range of a double
         steepest = slope.abs().amax(-1, keepdim=True).double()
-        size = slope.abs() / torch.where(steepest > 0, steepest, 1)
+        size = slope.abs() / or_one(steepest)
         merit = size / (cost / cost.amin(-1, keepdim=True)).detach()
         merit = torch.where(heavy, merit, torch.inf)
         order = merit.argsort(-1, descending=True)
@@ -179,7 +179,6 @@ class L1Box(L1BoxSet):
     )
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         weight = as_entries(1.0 if self.weight is None else self.weight, like)
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
         radius = as_column(self.radius, like)

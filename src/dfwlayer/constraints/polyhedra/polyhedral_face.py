@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.ops.rows import dot, settled
+from dfwlayer.ops.rows import dot, or_one, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
@@ -261,11 +261,10 @@ def _beside(slope: Tensor, equations: list[Tensor], room: Tensor) -> Tensor:
 def _gauge(slope: Tensor, room: Tensor) -> Tensor:
     """The vector v along which λ = −⟨g, v⟩ is found where coordinates have room: ⟨slope, v⟩ = 1."""
     share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(room.dtype).tiny)
-    unit = slope.abs().amax(-1, keepdim=True)
-    unit = torch.where(unit > 0, unit, 1)
+    unit = or_one(slope.abs().amax(-1, keepdim=True))
     along = slope / unit
     width = (share * along * along).sum(-1, keepdim=True)
-    return share * along / (torch.where(width > 0, width, 1) * unit)
+    return share * along / (or_one(width) * unit)
 
 
 def _reduced(g: Tensor, slopes: list[Tensor], multiplier: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
 from dfwlayer.constraints.region import Region
+from dfwlayer.ops.rows import or_one
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["PolyhedralSet", "soften"]
@@ -61,8 +62,7 @@ def soften(g: Tensor, temperature: float, reach: Tensor) -> Tensor:
     """
     g, reach = g.double(), reach.double()
     steepest = g.detach().abs().amax(-1, keepdim=True)
-    floor = steepest * reach.detach() / FAR
-    floor = torch.where(floor > 0, floor, 1)
+    floor = or_one(steepest * reach.detach() / FAR)
     return -g * (reach / floor.clamp_min(temperature)) * reach
 
 

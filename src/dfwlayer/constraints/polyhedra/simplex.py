@@ -23,7 +23,7 @@ from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, 
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, interval, settled
+from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class CappedSimplex(PolyhedralSet):
     cap: Value = field(default=1.0, metadata=entries(least=0, infinite=True, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         return Facets(torch.zeros_like(radius), as_entries(self.cap, like), equations=(equation,))
@@ -110,7 +109,6 @@ class Simplex(PolyhedralSet):
     radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
 
     def facets(self, like: Tensor) -> Facets:
-        """See `PolyhedralSet`."""
         radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         none = torch.full_like(radius, torch.inf)
@@ -188,7 +186,7 @@ class Corners:
     def weights(self, x: Tensor, g: Tensor) -> Tensor:
         """x, relative to its sum."""
         total = x.sum(-1, keepdim=True)
-        return torch.where(total > 0, x / torch.where(total > 0, total, 1), 1 / x.shape[-1])
+        return torch.where(total > 0, x / or_one(total), 1 / x.shape[-1])
 
 
 @torch.no_grad()
@@ -242,7 +240,7 @@ def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
     if any_row(far):
         inner = torch.where(far, clipped(constraint.project(at).double(), lower, cap), inner)
         missing = rest_of(radius, inner)
-    share = inner * ((roomy - inner) / torch.where(radius > 0, radius, 1))
+    share = inner * ((roomy - inner) / or_one(radius))
     inner = clipped(_given(inner, missing, share), lower, cap)
     missing = rest_of(radius, inner)
     if any_row((missing.abs() > 0.25 * eps * radius) & ~exact):
@@ -265,4 +263,4 @@ def _settled(x: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
 def _given(x: Tensor, amount: Tensor, share: Tensor) -> Tensor:
     """x, and an amount (..., 1) divided in proportion to the shares; not where there are none."""
     total = share.sum(-1, keepdim=True)
-    return x + torch.where(total > 0, amount / torch.where(total > 0, total, 1), 0) * share
+    return x + quotient(amount, total) * share

@@ -26,6 +26,7 @@ __all__ = [
     "SMALLEST",
     "available",
     "cells",
+    "each",
     "entries",
     "fits",
     "is_wide",
@@ -41,6 +42,8 @@ __all__ = [
     "settled_eta",
     "smaller",
     "take",
+    "take_narrow",
+    "weight_cells",
 ]
 
 LARGEST, SMALLEST = 1e60, 1e-60  # squares and their sums stay within the range of a double
@@ -64,6 +67,11 @@ def fits(n: int) -> bool:
 def take(like: Tensor) -> bool:
     """Whether the kernels take vectors like these."""
     return like.is_cuda and fits(like.shape[-1]) and like.dtype in EPS and available()
+
+
+def take_narrow(like: Tensor) -> bool:
+    """Whether those that hold several vectors in registers do."""
+    return take(like) and not is_wide(like)
 
 
 class _Layout(NamedTuple):
@@ -120,6 +128,28 @@ def jit(function: Callable[..., Any]) -> Any:
 def entries(vector: tl.tensor, at: tl.tensor, cell: tl.tensor) -> tl.tensor:
     """Of a vector of each problem, 0 beyond its end."""
     return tl.load(vector + at, mask=cell, other=0.0)
+
+
+@jit
+def each(number: tl.tensor, row: tl.tensor, here: tl.tensor) -> tl.tensor:
+    """A number or a mask of each problem, 0 beyond the last one."""
+    return tl.load(number + row, mask=here, other=0)
+
+
+@jit
+def weight_cells(
+    row: tl.tensor,
+    column: tl.tensor,
+    here: tl.tensor,
+    cell: tl.tensor,
+    stride: tl.tensor,
+    WEIGHTED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where the weights lie and which there are: one for each entry, or one for all of a row."""
+    if WEIGHTED:
+        return row * stride + column, cell
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return row * stride, here
 
 
 @jit

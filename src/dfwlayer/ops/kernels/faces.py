@@ -14,20 +14,19 @@ from torch import Tensor
 from dfwlayer.ops.kernels.common import (
     cells,
     entries,
-    is_wide,
     jit,
     launch,
     quotient_of,
     row_sum,
     row_sums,
-    take,
+    weight_cells,
 )
 from dfwlayer.ops.scale import Scale
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["FaceL1", "face_l1", "takes"]
+__all__ = ["FaceL1", "face_l1"]
 
 
 class FaceL1(NamedTuple):
@@ -37,11 +36,6 @@ class FaceL1(NamedTuple):
     multiplier: Tensor  # (..., 1)
     normal: Tensor  # (..., n)
     size: Tensor  # (..., 1)
-
-
-def takes(like: Tensor) -> bool:
-    """Whether ``face_l1`` takes vectors like these."""
-    return take(like) and not is_wide(like)
 
 
 def face_l1(
@@ -101,11 +95,7 @@ def _face_l1(
     row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     point = entries(x, at, cell)
     slope = entries(g, at, cell)
-    weights = row * weight_stride
-    weighed = here
-    if WEIGHTED:
-        weights += column
-        weighed = cell
+    weights, weighed = weight_cells(row, column, here, cell, weight_stride, WEIGHTED)
     w = tl.load(weight + weights, mask=weighed, other=1.0)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0)
     weighted = w * tl.abs(point)

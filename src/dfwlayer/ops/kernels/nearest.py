@@ -16,8 +16,8 @@ from dfwlayer.ops.kernels.common import (
     LARGEST,
     SMALLEST,
     cells,
+    each,
     entries,
-    is_wide,
     jit,
     launch,
     layout_of,
@@ -26,18 +26,12 @@ from dfwlayer.ops.kernels.common import (
     row_sum,
     row_sums,
     settled_eta,
-    take,
 )
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["NearestL1", "nearest_l1", "pull_back_l1", "takes"]
-
-
-def takes(like: Tensor) -> bool:
-    """Whether the kernels take vectors like these."""
-    return take(like) and not is_wide(like)
+__all__ = ["NearestL1", "nearest_l1", "pull_back_l1"]
 
 
 class NearestL1(NamedTuple):
@@ -183,7 +177,7 @@ def _pull_back_l1(
     point = entries(x, at, cell)
     push = entries(v, at, cell).to(tl.float64)
     t = tl.load(radius + row * length_stride, mask=here, other=1.0).to(tl.float64)
-    force = tl.load(multiplier + row, mask=here, other=0.0)
+    force = each(multiplier, row, here)
     side = tl.where(point > 0, 1.0, tl.where(point < 0, -1.0, 0.0)).to(tl.float64)
     if weight is not None:
         signed = tl.load(weight + row * weight_stride + column, mask=cell, other=1.0)

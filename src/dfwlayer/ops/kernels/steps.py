@@ -15,6 +15,7 @@ from torch import Tensor
 from dfwlayer.ops.kernels.common import (
     EPS,
     cells,
+    each,
     entries,
     is_wide,
     jit,
@@ -27,13 +28,13 @@ from dfwlayer.ops.kernels.common import (
     row_sums,
     settled_eta,
     smaller,
-    take,
+    weight_cells,
 )
 
 with suppress(ImportError):
     import triton.language as tl
 
-__all__ = ["cg_update", "observe", "project_l1", "step_l1", "take"]
+__all__ = ["cg_update", "observe", "project_l1", "step_l1"]
 
 CEILING = {dtype: 0.25 * torch.finfo(dtype).max for dtype in EPS}  # of |z|/ω
 
@@ -163,15 +164,10 @@ def _cg_update(
         point = entries(u, at, cell)
         open_ = entries(free, at, cell)
         a = entries(unit, at, cell)
-    square = tl.load(rho + row, mask=here, other=0.0)
-    enough = tl.load(target + row, mask=here, other=0.0)
-    size = tl.load(length + row, mask=here, other=0.0)
-    on = tl.load(going + row, mask=here, other=0)
-    top = tl.load(steepest + row, mask=here, other=0.0)
-    low = tl.load(flattest + row, mask=here, other=0.0)
-    lost = tl.load(flat + row, mask=here, other=0)
-    taken = tl.load(steps + row, mask=here, other=0.0)
-    most = tl.load(cap + row, mask=here, other=0.0)
+    on, lost = each(going, row, here), each(flat, row, here)
+    square, enough, size = each(rho, row, here), each(target, row, here), each(length, row, here)
+    top, low = each(steepest, row, here), each(flattest, row, here)
+    taken, most = each(steps, row, here), each(cap, row, here)
 
     on = on & (square > enough) & (tl.where(step < 0, taken, step) < most)
     curvature = row_sum(d * p)
@@ -227,18 +223,14 @@ def _project_l1(
 ) -> None:
     row, column, here, cell, at = cells(rows, n, ROWS, BLOCK)
     z = entries(x, at, cell)
-    weights = row * weight_stride
-    weighed = here
-    if WEIGHTED:
-        weights += column
-        weighed = cell
+    weights, weighed = weight_cells(row, column, here, cell, weight_stride, WEIGHTED)
     w = tl.load(omega + weights, mask=weighed, other=1.0)
     steepness = tl.load(inverse + weights, mask=weighed, other=1.0)
     t = tl.load(length + row * length_stride, mask=here, other=0.0).to(tl.float64)
     support = z != 0
     if gradient is not None:
         slope = entries(gradient, at, cell)
-        steep = tl.load(alpha + row, mask=here, other=0.0)
+        steep = each(alpha, row, here)
         z = z - slope * quotient_of(1.0, steep)
     if WIDE:  # the registers are needed for the loop
         tl.store(out + at, z, mask=cell)
@@ -295,11 +287,12 @@ def _observe(
     new = entries(trial, at, cell)
     old_slope = entries(gradient, at, cell)
     new_slope = entries(slope, at, cell)
-    steep = tl.load(alpha + row, mask=here, other=0.0)
-    top = tl.load(steepest + row, mask=here, other=0.0)
-    low = tl.load(flattest + row, mask=here, other=0.0)
-    bent = tl.load(bent_down + row, mask=here, other=0)
-    error = tl.load(rounding + row, mask=here, other=0.0)
+    top, low = each(steepest, row, here), each(flattest, row, here)
+    steep, bent, error = (
+        each(alpha, row, here),
+        each(bent_down, row, here),
+        each(rounding, row, here),
+    )
 
     d = new - old
     square, curvature = row_sums(d * d, d * (new_slope - old_slope))
