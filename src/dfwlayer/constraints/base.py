@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,10 @@ from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
-from dfwlayer.constraints.region import Region, Round
+from dfwlayer.constraints.region import Flat, Region, Round
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
-
-if TYPE_CHECKING:
-    from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 
 __all__ = ["Atoms", "Constraint", "Face", "Recordable", "measured"]
 
@@ -347,19 +344,19 @@ class Constraint(ABC):
         """A bound set for vectors like these (B, n) as bounds, budgets and equations."""
         return None
 
-    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets | Round, int]] | None:
-        """Bounds, budgets and equations block by block, and how many coordinates each block has.
+    def normal_form(self, n: int) -> Sequence[Flat | Round] | None:
+        """Bounds, budgets and equations, or a ball, for each block of the n coordinates.
 
-        Asked of a set as it was given, after `is_plain`, for vectors like these (..., n); what
-        depends on its parameters does so for autograd, too.
+        Asked of a set as it was given, after `is_plain`. What depends on its parameters does so for
+        autograd, too. A problem whose parameters make no set may have NaN in its place.
         """
         return None
 
     def is_plain(self, like: Tensor) -> bool:
         """Whether nothing is wrong with the parameters, for vectors like these (..., n).
 
-        Asked of a set as it was given: their dtype, device and shape, and their range, where NaN is
-        out of range.
+        Asked of a set as it was given: their dtype, device and shape, and the range of those that
+        all problems share, where NaN is out of range.
         """
         return all(
             about.is_plain(value, like)

@@ -134,7 +134,9 @@ class Parameter:
         )
 
     def is_plain(self, value: Tensor, like: Tensor) -> bool:
-        """Whether a tensor goes with vectors like these (..., n) and has values it may have."""
+        """Whether a tensor goes with vectors like these (..., n) and, where it is shared by all
+        problems, has values it may have.
+        """
         if value.dtype != like.dtype or value.device != like.device or value.numel() == 0:
             return False
         lead = value.dim() - self.kind
@@ -144,7 +146,7 @@ class Parameter:
             fits = lead == -1 and self.numbers if lead < 0 else value.shape[-1] == like.shape[-1]
         else:
             fits = lead >= 0
-        if not fits or (self.least == -math.inf and self.most == math.inf):
+        if not fits or lead > 0 or (self.least == -math.inf and self.most == math.inf):
             return fits
         low, high = torch.aminmax(value.detach())
         return self.least <= float(low) and float(high) <= self.most

@@ -4,20 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["Region", "Round"]
+from dfwlayer.constraints.parameters import Value
+
+__all__ = ["Flat", "Region", "Round", "multiplied", "total"]
+
+
+class Flat(NamedTuple):
+    """{x : l ≤ x ≤ u, Σ |w_i x_i| ≤ t, ⟨a, x⟩ = b, …} for n coordinates, as it was given.
+
+    Entries are a number, (n,) or (B, n); totals a number, (1,) or (B, 1).
+    """
+
+    n: int
+    lower: Value  # l, may be −∞
+    upper: Value  # u, may be ∞
+    weight: Value | None = None  # w, None without that constraint
+    radius: Value = 0.0  # t
+    equations: tuple[tuple[Value, Value], ...] = ()  # a and b
 
 
 class Round(NamedTuple):
-    """{x : ‖w ∘ x‖₂ ≤ t}, differentiable in both."""
+    """{x : ‖w ∘ x‖₂ ≤ t} for n coordinates, likewise."""
 
-    weight: Tensor  # w, (1,), (n,) or (B, n)
-    radius: Tensor  # t, (1,) or (B, 1)
+    n: int
+    weight: Value  # w
+    radius: Value  # t
+
+
+def total(value: Value) -> Value:
+    """A number for each problem () or (B,) as it stands in a normal form."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
+
+
+def multiplied(a: Value, b: Value, power: int = 1) -> Value:
+    """a bᵖ for p = ±1, differentiable; where no gradient arrives none is passed on, also to NaN."""
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return a * b**power
+    like = a if isinstance(a, Tensor) else b
+    both = (torch.as_tensor(v, dtype=like.dtype) for v in (a, b))  # type: ignore[union-attr]
+    out: Tensor = _Multiplied.apply(*both, power)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, power: int) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.power = power
+        return a * b if power == 1 else a / b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        to_a, to_b = (b, a) if ctx.power == 1 else (1 / b, -a / (b * b))
+        none = grad == 0
+        return (
+            torch.where(none, 0, grad * to_a).sum_to_size(a.shape),
+            torch.where(none, 0, grad * to_b).sum_to_size(b.shape),
+            None,
+        )
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Settings:
         """Whether only the solution counts, and not the steps to it, so that others may find it."""
         exact = self.mode == "implicit" and getattr(self.method, "compiles", False)
         plain = self.step_size is None and self.callback is None and self.spent is None
-        return exact and plain and self.verify and self.max_steps > 0
+        return exact and plain and self.max_steps > 0
 
     def stopped(
         self, problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, num_steps: Tensor

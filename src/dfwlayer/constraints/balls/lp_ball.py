@@ -17,9 +17,8 @@ from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, Face, measured
-from dfwlayer.constraints.parameters import Value, as_column, entries, number, tensor_of
-from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
-from dfwlayer.constraints.region import Region, Round
+from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.region import Flat, Region, Round, multiplied, total
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
@@ -225,19 +224,17 @@ class LpBall(Ball):
         reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
         return Region.of(like, -reach, reach)
 
-    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets | Round, int]] | None:
+    def normal_form(self, n: int) -> Sequence[Flat | Round] | None:
         """For p = 1, 2 and ∞."""
-        radius = as_column(self.radius, like)
+        weight, radius = 1.0 if self.weight is None else self.weight, total(self.radius)
         if self.p == 2:
-            weight = torch.ones_like(like[..., :1]) if self.weight is None else self.weight
-            return ((Round(weight, radius), like.shape[-1]),)
-        endless = radius.new_tensor([math.inf])
+            return (Round(n, weight, radius),)
         if self.p == 1:
-            size = torch.ones_like(endless) if self.weight is None else self.weight.abs()
-            return ((Facets(-endless, endless, size, radius), like.shape[-1]),)
+            return (Flat(n, -math.inf, math.inf, weight, radius),)
         if self.p == torch.inf:
-            reach = radius if self.weight is None else radius / self.weight.abs()
-            return ((Facets(-reach, reach), like.shape[-1]),)
+            size = weight.abs() if isinstance(weight, Tensor) else weight
+            reach = multiplied(radius, size, -1)
+            return (Flat(n, -reach, reach),)
         return None
 
     def face_parts(self, face: Face) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,6 +35,7 @@ from dfwlayer.constraints.polyhedra.l1_box import L1Box
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
+from dfwlayer.constraints.region import Flat, total
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, common_shape, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
@@ -90,6 +92,12 @@ class PlaneCut(Built, PolyhedralSet):
         facets = self.base.facets(like)
         equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """That of S with one more equation."""
+        (form,) = self.base.normal_form(n)
+        equation = self.normal, total(self.level)
+        return (form._replace(equations=(*form.equations, equation)),)
 
     def check_values(self) -> Tensor | None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""

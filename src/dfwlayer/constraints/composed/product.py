@@ -17,8 +17,7 @@ from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
-from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
-from dfwlayer.constraints.region import Region, Round
+from dfwlayer.constraints.region import Flat, Region, Round
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
 
@@ -99,11 +98,11 @@ class Product(Constraint):
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
         return Shifted(whole, centre).as_bound()
 
-    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets | Round, int]] | None:
+    def normal_form(self, n: int) -> Sequence[Flat | Round] | None:
         """The blocks of the sets, one after the other."""
-        blocks: list[tuple[Facets | Round, int]] = []
-        for part, own in zip(self.sets, torch.split(like, self._counts, -1), strict=True):
-            form = part.normal_form(own)
+        blocks: list[Flat | Round] = []
+        for part, count in zip(self.sets, self._counts, strict=True):
+            form = part.normal_form(count)
             if form is None:
                 return None
             blocks += form

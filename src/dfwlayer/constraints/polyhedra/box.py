@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from dfwlayer.constraints.parameters import Value, as_entries, entries, fault, m
 from dfwlayer.constraints.polyhedra.knapsack import clipped
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
+from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.solution import Status
 
@@ -33,6 +35,10 @@ class Box(PolyhedralSet):
 
     def facets(self, like: Tensor) -> Facets:
         return Facets(as_entries(self.lower, like), as_entries(self.upper, like))
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """The bounds."""
+        return (Flat(n, self.lower, self.upper),)
 
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and no bound without the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value, as_column, number
 from dfwlayer.constraints.polyhedra.l1_box import L1BoxSet
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
+from dfwlayer.constraints.region import Flat, multiplied, total
 
 __all__ = ["KSparse"]
 
@@ -30,3 +32,11 @@ class KSparse(L1BoxSet):
     def facets(self, like: Tensor) -> Facets:
         radius = as_column(self.radius, like)
         return Facets(-radius, radius, torch.ones_like(radius), as_column(self.k, like) * radius)
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """A cube and a budget; none for a k below 1."""
+        k = self.k
+        if isinstance(k, Tensor):
+            k = torch.where(k.detach() >= 1, k, torch.nan)
+        reach = total(self.radius)
+        return (Flat(n, -reach, reach, 1.0, multiplied(total(k), reach)),)

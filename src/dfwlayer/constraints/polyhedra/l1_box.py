@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ from dfwlayer.constraints.parameters import (
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
+from dfwlayer.constraints.region import Flat, total
 from dfwlayer.constraints.retraction import moved_to, scaled_into
 from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
 from dfwlayer.ops.tracing import uncompiled
@@ -183,6 +185,11 @@ class L1Box(L1BoxSet):
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
         radius = as_column(self.radius, like)
         return Facets(as_entries(self.lower, like), as_entries(self.upper, like), size, radius)
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """All of it."""
+        weight = 1.0 if self.weight is None else self.weight
+        return (Flat(n, self.lower, self.upper, weight, total(self.radius)),)
 
     def check_values(self) -> Tensor | None:
         """A bound for every coordinate."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -45,10 +44,6 @@ class PolyhedralSet(Constraint):
         lower, upper, weight, radius, equations = self.facets(like)
         budgets = [] if weight is None or radius is None else [(weight, radius)]
         return Region.of(like, lower, upper, budgets, equations)
-
-    def normal_form(self, like: Tensor) -> Sequence[tuple[Facets, int]]:
-        """One block with all of the facets."""
-        return ((self.facets(like), like.shape[-1]),)
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """See `dfwlayer.constraints.polyhedra.polyhedral_face.polyhedral_face`."""

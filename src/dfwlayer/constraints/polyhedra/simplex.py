@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
+from dfwlayer.constraints.region import Flat, total
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
 from dfwlayer.solution import Status
@@ -53,6 +55,10 @@ class CappedSimplex(PolyhedralSet):
         radius = as_column(self.radius, like)
         equation = Equation(torch.ones_like(radius), radius)
         return Facets(torch.zeros_like(radius), as_entries(self.cap, like), equations=(equation,))
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """Bounds, and Σ x = t."""
+        return (Flat(n, 0.0, self.cap, equations=((1.0, total(self.radius)),)),)
 
     def check_values(self) -> Tensor | None:
         """Caps that reach the radius."""
@@ -113,6 +119,10 @@ class Simplex(PolyhedralSet):
         equation = Equation(torch.ones_like(radius), radius)
         none = torch.full_like(radius, torch.inf)
         return Facets(torch.zeros_like(radius), none, equations=(equation,))
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """x ≥ 0, and Σ x = t."""
+        return (Flat(n, 0.0, torch.inf, equations=((1.0, total(self.radius)),)),)
 
     def start(self, like: Tensor) -> Tensor:
         """The centre."""

@@ -51,10 +51,17 @@ def _found(layout: Layout, x0: Tensor | None, settings: Settings) -> Results | N
     batch, n = layout.batch or 1, layout.n
     start = np.zeros((1, n))
     if x0 is not None:
-        if x0.dim() > 2 or x0.shape[-1] != n or x0.dtype != layout.dtype or x0.device.type != "cpu":
+        if (
+            x0.dim() not in (1, 2)
+            or x0.shape[-1] != n
+            or x0.dtype != layout.dtype
+            or x0.device.type != "cpu"
+        ):
             return None
         start = x0.detach().to(torch.float64).reshape(-1, n).contiguous().numpy()
         if len(start) not in (1, batch) or (x0.dim() == 2 and layout.batch is None):
+            return None
+        if not np.isfinite(start[0]).all() and len(start) == 1:
             return None
     limits = torch.finfo(layout.dtype).eps, settings.tol, settings.max_steps
     found = layout.sets.search(layout.objective, start, limits, batch)

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Round
+from dfwlayer.constraints.parameters import Value
+from dfwlayer.constraints.region import Flat, Round
 from dfwlayer.engines.compiled.kernels import ball, search
+from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     EQUATION,
@@ -83,17 +85,21 @@ class Quadratics:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.matrix, self.vector
 
-    def pullback(self, asked: Sequence[bool], x: Array, u: Array) -> Gradients:
+    def pullback(self, asked: Sequence[bool], found: Results, u: Array) -> Gradients:
         """Gradients in `tensors`."""
+        x = found.x
         to_matrix = asked[0] and self.matrix is not None
         if not self.squared:
             of_matrix = _outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if to_matrix else None
             return [of_matrix, _summed(self.vector, -u) if asked[1] else None]
         # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
-        moved = np.matmul(self.A, u[..., None])[..., 0]
+        left = found.codes[0, :, None] != SOLVED
+        with np.errstate(all="ignore"):  # the numbers of what was left may be any
+            moved = np.where(left, 0.0, np.matmul(self.A, u[..., None])[..., 0])
+            residual = np.matmul(self.A, x[..., None])[..., 0] - self.b
         of_matrix = None
         if to_matrix:
-            residual = np.matmul(self.A, x[..., None])[..., 0] - self.b
+            residual = np.where(left, 0.0, residual)
             of_matrix = _outer(self.matrix, (-moved, x), (-residual, u))
         return [of_matrix, _summed(self.vector, moved) if asked[1] else None]
 
@@ -102,8 +108,8 @@ class Sets(Protocol):
     """The sets of a batch, and the compiled code for them."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What a gradient may be asked for."""
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a gradient may be asked for, None for numbers."""
 
     def search(
         self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
@@ -121,9 +127,18 @@ class Row(NamedTuple):
     """A budget or an equation."""
 
     kind: float
-    slope: Tensor
-    total: Tensor
+    slope: Value
+    total: Value
     first: int  # coordinate
+    end: int
+
+
+class Bounds(NamedTuple):
+    """l and u of a block of coordinates."""
+
+    lower: Value
+    upper: Value
+    first: int
     end: int
 
 
@@ -131,16 +146,16 @@ class Row(NamedTuple):
 class Polytopes:
     """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.polytope`."""
 
-    bounds: tuple[tuple[Tensor, Tensor, int, int], ...]  # l and u of each block, its coordinates
+    bounds: tuple[Bounds, ...]
     rows: tuple[Row, ...]
     bodies: Array  # (·, k, n + 2)
     blocks: Array  # (·, 4)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor | None, ...]:
         sides = (side for low, high, *_ in self.bounds for side in (low, high))
         ties = (part for row in self.rows for part in (row.slope, row.total))
-        return (*sides, *ties)
+        return _tensors(*sides, *ties)
 
     def search(
         self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
@@ -182,7 +197,7 @@ class Polytopes:
             pull: Array | None = None
             if next(want):
                 pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
-                pull = pull * sides[:, at] if row.kind == BUDGET else pull
+                pull = pull * sides[:, at] * _signs(row.slope) if row.kind == BUDGET else pull
             gradients.append(None if pull is None else _summed(row.slope, pull))
             gradients.append(_summed(row.total, nu[:, own]) if next(want) else None)
         return gradients
@@ -192,14 +207,14 @@ class Polytopes:
 class Balls:
     """Weighted ℓ2 balls, see `dfwlayer.engines.compiled.ball`."""
 
-    weight: Tensor
-    radius: Tensor
+    weight: Value
+    radius: Value
     weights: Array  # |w|, (·, n)
     radii: Array  # (·, 1)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.weight, self.radius
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return _tensors(self.weight, self.radius)
 
     def search(
         self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
@@ -226,7 +241,7 @@ class Balls:
         of_weight: Tensor | None = None
         if asked[0]:
             pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
-            of_weight = _summed(self.weight, -self.weights * found.x * pull)
+            of_weight = _summed(self.weight, -self.weights * found.x * pull * _signs(self.weight))
         return [of_weight, _summed(self.radius, adjoint.nu) if asked[1] else None]
 
 
@@ -248,7 +263,7 @@ class Layout:
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
         adjoint = self.sets.adjoint(self.objective, found, v, torch.finfo(self.dtype).eps)
-        of_objective = self.objective.pullback(asked[:2], found.x, adjoint.u)
+        of_objective = self.objective.pullback(asked[:2], found, adjoint.u)
         if not any(asked[2:]):
             return of_objective + [None] * len(asked[2:])
         return of_objective + self.sets.pullback(asked[2:], found, adjoint)
@@ -267,7 +282,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
     like = vector.new_empty(n) if squared else vector.detach()
-    form = constraint.normal_form(like) if constraint.is_plain(like) else None
+    form = constraint.normal_form(n) if constraint.is_plain(like) else None
     sets = None if form is None else _sets(form, n, batch)
     if sets is None:
         return None
@@ -276,61 +291,64 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if squared:
         assert matrix is not None
         A, b = _array(matrix, 2), q
-        P = np.matmul(np.swapaxes(A, -2, -1), A)
-        q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
+        with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
+            P = np.matmul(np.swapaxes(A, -2, -1), A)
+            q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
     elif matrix is not None:
         P = _array(matrix, 2)
     return Layout(Quadratics(matrix, vector, squared, P, q, A, b), sets, n, batch.size, dtype)
 
 
-def _sets(form: Sequence[tuple[Any, int]], n: int, batch: _Batch) -> Sets | None:
+def _sets(form: Sequence[Flat | Round], n: int, batch: _Batch) -> Sets | None:
     """Blocks in normal form as arrays."""
-    if isinstance(form[0][0], Round):
-        ((weight, radius), _), *others = form
-        if others or not batch.fits(weight, 1) or not batch.fits(radius, 1):
+    if isinstance(form[0], Round):
+        _, weight, radius = form[0]
+        if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
         size = np.abs(_array(weight, 1))
         wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
         return Balls(weight, radius, wide, _array(radius, 1))
-    bounds: list[tuple[Tensor, Tensor, int, int]] = []
+    bounds: list[Bounds] = []
     rows: list[Row] = []
     blocks, first = [], 0
-    for facets, count in form:
-        if isinstance(facets, Round):
+    for block in form:
+        if isinstance(block, Round):
             return None
-        end, tied = first + count, len(rows)
-        bounds.append((facets.lower, facets.upper, first, end))
-        if facets.weight is not None:
-            rows.append(Row(BUDGET, facets.weight, facets.radius, first, end))
-        rows += [Row(EQUATION, a, b, first, end) for a, b in facets.equations]
+        end, tied = first + block.n, len(rows)
+        bounds.append(Bounds(block.lower, block.upper, first, end))
+        if block.weight is not None:
+            rows.append(Row(BUDGET, block.weight, block.radius, first, end))
+        rows += [Row(EQUATION, a, b, first, end) for a, b in block.equations]
         if len(rows) - tied > 2:
             return None
         blocks.append((first, end, ROWS + tied, ROWS + len(rows)))
         first = end
-    parts = [part for low, high, *_ in bounds for part in (low, high)]
+    parts = [side for low, high, *_ in bounds for side in (low, high)]
     parts += [part for row in rows for part in (row.slope, row.total)]
     if first != n or not all(batch.fits(part, 1) for part in parts):
         return None
-    bodies = _bodies(bounds, rows, n)
+    own = [len(part) for part in parts if isinstance(part, Tensor) and part.dim() > 1]
+    bodies = np.zeros((max(own, default=1), ROWS + len(rows), n + 2))
+    for low, high, first, end in bounds:
+        bodies[:, LOWER, first:end] = _array(low, 1)
+        bodies[:, UPPER, first:end] = _array(high, 1)
+    for line, row in enumerate(rows, start=ROWS):
+        slope = _array(row.slope, 1)
+        bodies[:, line, row.first : row.end] = np.abs(slope) if row.kind == BUDGET else slope
+        bodies[:, line, TOTAL] = _array(row.total, 1)[:, 0]
+        bodies[:, line, KIND] = row.kind
     return Polytopes(tuple(bounds), tuple(rows), bodies, np.array(blocks, np.int64))
 
 
-def _bodies(bounds: list[tuple[Tensor, Tensor, int, int]], rows: list[Row], n: int) -> Array:
-    """The tables of the sets, one for all problems or one for each."""
-    sides = [(_array(low, 1), _array(high, 1), first, end) for low, high, first, end in bounds]
-    ties = [(_array(row.slope, 1), _array(row.total, 1), row) for row in rows]
-    shared = [part for low, high, *_ in sides for part in (low, high)]
-    shared += [part for slope, total, _ in ties for part in (slope, total)]
-    size = max(map(len, shared))
-    table = np.zeros((size, ROWS + len(rows), n + 2))
-    for low, high, first, end in sides:
-        table[:, LOWER, first:end] = low
-        table[:, UPPER, first:end] = high
-    for line, (slope, total, row) in enumerate(ties, start=ROWS):
-        table[:, line, row.first : row.end] = slope
-        table[:, line, TOTAL] = total[:, 0]
-        table[:, line, KIND] = row.kind
-    return table
+def _tensors(*values: Value) -> tuple[Tensor | None, ...]:
+    """Those that are tensors, None for the others."""
+    return tuple(v if isinstance(v, Tensor) else None for v in values)
+
+
+def _signs(weight: Value) -> Array:
+    """Of weights, of which only the size counts; none of NaN."""
+    values = _array(weight, 1)
+    return (values > 0) * 1.0 - (values < 0)
 
 
 class _Batch:
@@ -340,9 +358,9 @@ class _Batch:
         self.dtype = dtype
         self.size: int | None = None
 
-    def fits(self, tensor: Tensor | None, rank: int) -> bool:
-        """Whether a tensor is plain and goes with those before it."""
-        if tensor is None:
+    def fits(self, tensor: Value | None, rank: int) -> bool:
+        """Whether a tensor is plain and goes with those before it; numbers always do."""
+        if not isinstance(tensor, Tensor):
             return True
         if type(tensor) not in (Tensor, Parameter) or tensor.dtype != self.dtype:
             return False
@@ -359,8 +377,10 @@ class _Batch:
         return size in (1, self.size)
 
 
-def _array(tensor: Tensor, rank: int) -> Array:
+def _array(tensor: Value, rank: int) -> Array:
     """In float64, with one dimension more than one problem's."""
+    if not isinstance(tensor, Tensor):
+        return np.full((1,) * (rank + 1), tensor)
     found: Array = tensor.detach().to(torch.float64).numpy()
     if found.ndim < rank:
         found = found.reshape(1)
@@ -381,8 +401,9 @@ def _outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
     return torch.from_numpy(total).to(like.dtype).reshape(like.shape)
 
 
-def _summed(like: Tensor, each: Array) -> Tensor:  # each (B, ·)
+def _summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     """One gradient for each problem, summed over what shares the tensor."""
+    assert isinstance(like, Tensor)
     if like.dim() < 2:
         each = each.sum(0) if len(each) > 1 else each[0]
     gradient = torch.from_numpy(np.ascontiguousarray(each))

@@ -34,6 +34,7 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     UNFIT,
     UNPROVEN,
     UNSETTLED,
+    holds,
     own,
     rounded,
     symmetric,
@@ -243,12 +244,12 @@ def _on_disk(stamp):
                 terms += abs(g[i] * point[i])
                 dual += (g[i] / weight[i]) ** 2
             gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
-            if not gap <= tol * max(abs(total), 1e-300):
+            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = SOLVED, taken if dense else 1
 
     @entry
     def adjoint(

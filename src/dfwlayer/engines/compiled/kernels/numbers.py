@@ -18,6 +18,7 @@ __all__ = [
     "UNFIT",
     "UNPROVEN",
     "UNSETTLED",
+    "holds",
     "own",
     "rounded",
     "symmetric",
@@ -33,6 +34,12 @@ CLEAR = 64.0  # times rounding: multipliers and slacks beyond that are no roundi
 LARGEST, SMALLEST = 1e60, 1e-60  # numbers whose products of three and squares are numbers
 SKEW = 8.0  # units of rounding of the dtype, times √n: |P − Pᵀ| against the largest entry of P
 SINGLE, DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
+
+
+@kernel
+def holds(value, eps):
+    """Whether the dtype that has this eps can hold a number."""
+    return abs(value) < (3e38 if eps == SINGLE else 1e300)
 
 
 @kernel

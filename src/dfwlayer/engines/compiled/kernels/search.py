@@ -55,6 +55,7 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     UNFIT,
     UNPROVEN,
     UNSETTLED,
+    holds,
     own,
     symmetric,
 )
@@ -166,6 +167,10 @@ def _descend(P, q, body, blocks, bound, most, places, multipliers, best, work, t
     steps = failed = tried = same = 0
     first, to_best = True, False
     copy(x, z)
+    if not dense:  # one gradient step is all it takes, from anywhere
+        fill(0.0, x)
+        fill(0.0, px)
+        first = False
     while True:
         # a trial: the start, a gradient step, or the minimiser on the last face, projected
         if not first:
@@ -212,14 +217,14 @@ def _descend(P, q, body, blocks, bound, most, places, multipliers, best, work, t
             fill(0.0, guess)
             continue
         tried += 1
-        if fall > 0 and same < SETTLED and tried < BLOCK and steps < most:
+        if dense and fall > 0 and same < SETTLED and tried < BLOCK and steps < most:
             continue
         # the face of the last gradient step, whose multipliers are those of f times its length
         for row in range(ROWS, len(body)):
             multipliers[row] = guess[row] / step
         for i in range(n):
             sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
-        steps += 1
+        steps += 1 if dense else 0
         if steps > most or steps > ROUNDS * BLOCK:
             return -LOST
         tried = same = 0
@@ -258,6 +263,8 @@ def _fit(body, blocks, P, q, start):
             return 0.0
         low, high = abs(body[LOWER, i]), abs(body[UPPER, i])
         if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
+            return 0.0
+        if 0 < low < SMALLEST or 0 < high < SMALLEST:
             return 0.0
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
@@ -317,6 +324,9 @@ def _on_disk(stamp):
                 if len(own_P) == 0:
                     continue
             copy(start[own(b, start)], work[X])
+            for i in range(n):  # the last solution of a problem that was bad then
+                if not np.isfinite(work[X, i]):
+                    fill(0.0, work[X])
             bound = _fit(body, blocks, own_P, own_q, work[X])
             if bound == 0:
                 continue
@@ -348,7 +358,7 @@ def _on_disk(stamp):
                     g[i] += own_q[i]
             copy(found, guess)
             gap = gap_of(body, blocks, point, g, guess)
-            if not gap <= tol * max(abs(total), 1e-300):
+            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue
             copy(work[SIDES], sides[b])
