@@ -246,12 +246,14 @@ def test_observe(device, B, n, dtype):
         old_x, old_slope, new_x, new_slope = (v.double() for v in vectors)
         step, bend = (new_x - old_x), (new_slope - old_slope)
         square, curvature = inner(step, step), inner(step, bend)
-        seen = SimpleNamespace(
-            steepest=numbers[1].double(), flattest=numbers[2].double(), bent_down=numbers[3]
-        )
         blur = 1e-3  # so coarse that it decides in some rows
-        error = rounding[pick].double() * root(square) + blur * seen.steepest * square
-        Iterate.observe(seen, curvature, square, error)
+        seen = SimpleNamespace(
+            steepest=numbers[1].double(),
+            flattest=numbers[2].double(),
+            bent_down=numbers[3],
+            blur=blur,
+        )
+        Iterate.observe(seen, curvature, square, rounding[pick].double() * root(square))
         met = maximum(ratio(curvature, square, 0.0), 0.1 * numbers[0].double())
         following = select(square > 0, met, numbers[0].double())
         kernels.observe(*vectors, *numbers, rounding[pick], blur=blur)

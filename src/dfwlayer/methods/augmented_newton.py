@@ -219,5 +219,5 @@ def _derivative(system: FaceSystem) -> Tensor:  # (B, n, n)
     eye = torch.eye(n).to(tangent)
     matrix = eye + tangent.mT @ bend_of(face, x) @ tangent
     factor, info = torch.linalg.cholesky_ex(0.5 * (matrix + matrix.mT))
-    inverse = torch.where((info == 0)[:, None, None], torch.cholesky_inverse(factor), eye)
+    inverse = torch.cholesky_inverse(torch.where((info == 0)[:, None, None], factor, eye))
     return tangent.mT @ inverse @ tangent

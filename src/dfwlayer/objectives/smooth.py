@@ -18,6 +18,8 @@ from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["Smooth"]
 
+SEVERAL = 8  # vectors, from which on it is worth while to map over them
+
 
 @dataclass(frozen=True, init=False)
 class Smooth(Objective):
@@ -205,7 +207,8 @@ class Smooth(Objective):
 
     def hvps(self, x: Tensor, vectors: Tensor) -> Tensor:
         """By all second derivatives at once, as far as they fit into memory."""
-        if vectors.numel() > LARGEST:
+        # mapping over them loads seconds of symbolic mathematics, for which it takes more than a few
+        if len(vectors) < SEVERAL or vectors.numel() > LARGEST:
             return super().hvps(x, vectors)
         with torch.enable_grad():
             at = x.detach().requires_grad_()

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import dfwlayer as dfw
+from dfwlayer.engines import compiled
 from helpers import F64, PS, close, make_case
 
 # what torch itself does when forward mode is first used
@@ -224,6 +225,7 @@ def test_vmap_is_one_batched_solve(monkeypatch):
         return run(self, problem, x, settings)
 
     monkeypatch.setattr(dfw.ProjectedNewton, "run", counted)
+    monkeypatch.setattr(compiled, "_loaded", [None])
     _, (P, q, weight, radius) = example(1.0, rows=5, n=6)
     x = vmap(solution(1.0), in_dims=(0, 0, 0, 0))(P, q, weight, radius)
     assert seen == [(5, 6)]

@@ -234,6 +234,10 @@ class LpBall(Ball):
         if self.p == torch.inf:
             size = weight.abs() if isinstance(weight, Tensor) else weight
             reach = multiplied(radius, size, -1)
+            if isinstance(reach, Tensor):  # a point has a derivative on one side only
+                reach = torch.where(reach.detach() > 0, reach, torch.nan)
+            elif reach == 0:
+                return None
             return (Flat(n, -reach, reach),)
         return None
 

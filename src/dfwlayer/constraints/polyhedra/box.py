@@ -40,6 +40,13 @@ class Box(PolyhedralSet):
         """The bounds."""
         return (Flat(n, self.lower, self.upper),)
 
+    def is_plain(self, like: Tensor) -> bool:
+        """And no bound without the other."""
+        if not super().is_plain(like):
+            return False
+        ends = (torch.as_tensor(end).isinf() for end in (self.lower, self.upper))
+        return not bool(torch.ne(*ends).any())
+
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and no bound without the other."""
         lower, upper = (torch.as_tensor(v).detach() for v in (self.lower, self.upper))

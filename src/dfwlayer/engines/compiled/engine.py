@@ -20,13 +20,11 @@ from dfwlayer.solution import Solution
 
 __all__ = ["attempt"]
 
-LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fast
-
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt, None if that is nothing."""
     layout = lay_out(arguments.objective, arguments.constraint)
-    if layout is None or (layout.n > LARGEST and layout.objective.P.shape[1] > 0):
+    if layout is None:
         return None
     found = _found(layout, arguments.x0, settings)
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +32,9 @@ from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Layout", "Results", "lay_out"]
+
+LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fast
+ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Gradients = list[Tensor | None]
@@ -221,7 +225,7 @@ class Balls:
     ) -> Results:
         n = start.shape[1]
         found = Results.blank(batch, n, 1)
-        given = *objective.arrays, self.weights, self.radii, *limits, *found[:4]
+        given = *objective.arrays, self.weights, self.radii, start, *limits, *found[:4]
         spread(lambda first, end: ball.search(first, end, *given), batch, 2 * n**3 + 500 * n)
         return found
 
@@ -278,6 +282,8 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     n, dtype = objective.shape[0], vector.dtype
     batch = _Batch(dtype)
     if dtype not in (torch.float64, torch.float32):
+        return None
+    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
         return None
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None

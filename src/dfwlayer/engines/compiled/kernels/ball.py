@@ -43,6 +43,7 @@ from dfwlayer.engines.compiled.kernels.numbers import (
 __all__ = ["adjoint", "search"]
 
 MOST = 60  # values of λ; about six are needed
+NEAR = 0.99  # of the radius, where a start is taken to be on the boundary
 FAINT = 1e-10  # times the curvature of f, a first λ where f alone has flat directions
 
 
@@ -88,13 +89,27 @@ def _size(weight, x):
 
 
 @kernel
-def _secular(P, q, weight, radius, x, z, L):
+def _first(P, q, weight, radius, start, z):
+    """The λ for which a start on the boundary would be the solution, 0 for any other start."""
+    if not _size(weight, start) > NEAR * radius:
+        return 0.0
+    _product(P, start, z)
+    along = across = 0.0
+    for i in range(len(q)):
+        along -= (z[i] + q[i]) * start[i]
+        across += (weight[i] * start[i]) ** 2
+    return max(along / across, 0.0)
+
+
+@kernel
+def _secular(P, q, weight, radius, start, x, z, L):
     """x, the multiplier λ and how many factors it took, negative for why it was not found."""
     n = len(q)
-    at = 0.0
+    at = _first(P, q, weight, radius, start, z)
+    warm = at > 0
     for trial in range(MOST):
         if not _factorised(P, weight, at, L):
-            if trial > 0:
+            if at > 0:
                 return 0.0, -LOST
             # P alone is singular: begin with a λ that is next to nothing
             for i in range(n):
@@ -115,7 +130,7 @@ def _secular(P, q, weight, radius, x, z, L):
                 return 0.0, 1
             if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
                 return 0.0, -DOUBTED
-        if size < radius * (1 - CLEAR * DOUBLE):
+        if size < radius * (1 - CLEAR * DOUBLE) and not warm:
             return 0.0, -LOST  # it is approached from above
         if abs(size - radius) <= 4 * DOUBLE * radius:
             return at, trial + 1
@@ -126,8 +141,11 @@ def _secular(P, q, weight, radius, x, z, L):
         for i in range(n):
             steep += z[i] * weight[i] * weight[i] * x[i]
         new = at + (size / steep) * size * ((size - radius) / radius)
-        if not np.isfinite(new) or new <= 0:
-            return 0.0, -LOST
+        if not new > 0:
+            if not warm:
+                return 0.0, -LOST
+            warm, at = False, 0.0  # the start was no good one
+            continue
         if abs(new - at) <= 2 * DOUBLE * at:
             return at, trial + 1
         at = new
@@ -180,6 +198,7 @@ def _on_disk(stamp):
         rhs,  # b (·, m)
         weights,  # (·, n), positive
         radii,  # (·, 1)
+        start,  # (·, n)
         eps,  # of the dtype that x is rounded to
         tol,
         most,  # steps
@@ -205,7 +224,8 @@ def _on_disk(stamp):
             if bound == 0:
                 continue
             point = x[b]
-            multiplier, taken = _secular(own_P, own_q, weight, radius, point, z, L)
+            begin = start[own(b, start)]
+            multiplier, taken = _secular(own_P, own_q, weight, radius, begin, point, z, L)
             if taken < 0 or taken > most:
                 codes[0, b] = -taken if taken < 0 else LOST
                 continue

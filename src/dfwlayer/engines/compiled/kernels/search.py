@@ -270,9 +270,13 @@ def _fit(body, blocks, P, q, start):
         first, end, row, last = blocks[block]
         for i in range(first, end):
             low, high = body[LOWER, i], body[UPPER, i]
-            if row == last and (low == -np.inf or high == np.inf):
+            budget = row < last and body[row, KIND] == BUDGET
+            if budget and (low > 0 or high < 0):
+                return 0.0
+            open_ended = low == -np.inf or high == np.inf
+            if open_ended and (row == last or (budget and body[row, i] == 0)):
                 return 0.0  # nothing else bounds it
-            if row < last and body[row, KIND] == BUDGET and (low > 0 or high < 0):
+            if low == -np.inf and high == np.inf and not budget:
                 return 0.0
     for row in range(ROWS, len(body)):
         budget = body[row, KIND] == BUDGET
