@@ -207,7 +207,7 @@ class Smooth(Objective):
 
     def hvps(self, x: Tensor, vectors: Tensor) -> Tensor:
         """By all second derivatives at once, as far as they fit into memory."""
-        # mapping over them loads seconds of symbolic mathematics, for which it takes more than a few
+        # mapping loads seconds of symbolic mathematics, for which it takes more than a few of them
         if len(vectors) < SEVERAL or vectors.numel() > LARGEST:
             return super().hvps(x, vectors)
         with torch.enable_grad():

@@ -267,6 +267,14 @@ class Layout:
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
         adjoint = self.sets.adjoint(self.objective, found, v, torch.finfo(self.dtype).eps)
+        if self.dtype != torch.float64:
+            # beyond the dtype's range there is no gradient to give; the other problems keep theirs
+            size = np.abs(adjoint.u).max(-1) * np.maximum(np.abs(found.x).max(-1), 1.0)
+            lost = ~(size < torch.finfo(self.dtype).max)
+            if lost.any():
+                for part in adjoint:
+                    if part is not None:
+                        part[lost] = 0.0
         of_objective = self.objective.pullback(asked[:2], found, adjoint.u)
         if not any(asked[2:]):
             return of_objective + [None] * len(asked[2:])
@@ -404,7 +412,7 @@ def _outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
     else:
         total = a[:, :, None] * b[:, None, :]
         total += c[:, :, None] * d[:, None, :]
-    return torch.from_numpy(total).to(like.dtype).reshape(like.shape)
+    return _narrowed(torch.from_numpy(total), like.dtype).reshape(like.shape)
 
 
 def _summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
@@ -415,4 +423,12 @@ def _summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     gradient = torch.from_numpy(np.ascontiguousarray(each))
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
-    return gradient.to(like.dtype)
+    return _narrowed(gradient, like.dtype)
+
+
+def _narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype; a number that it cannot hold is none, as everywhere here."""
+    if dtype == gradient.dtype:
+        return gradient
+    narrow = gradient.to(dtype)
+    return torch.where(torch.isfinite(narrow), narrow, 0)
