@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,11 +45,23 @@ class Box(PolyhedralSet):
         """And no bound without the other."""
         if not super().is_plain(like):
             return False
+        if self._numbers():
+            return True  # looked at when they were given
         ends = (torch.as_tensor(end).isinf() for end in (self.lower, self.upper))
         return not bool(torch.ne(*ends).any())
 
+    def _numbers(self) -> bool:
+        """Whether the bounds are numbers that may be bounds."""
+        low, high = self.lower, self.upper
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            return False
+        ordered = low <= high and low < math.inf and high > -math.inf
+        return ordered and math.isinf(low) == math.isinf(high)
+
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and no bound without the other."""
+        if self._numbers():
+            return None
         lower, upper = (torch.as_tensor(v).detach() for v in (self.lower, self.upper))
         room = upper - lower
         empty = fault(
