@@ -411,6 +411,10 @@ def test_nothing_heavy_is_imported() -> None:
         (777, 2374),  # f is lower outside of the set, by the rounding of x
         (9003, 137),  # a face of matrices that is found in many steps, of which each lowers φ
         (9003, 162),  # singular values in double precision are rounded as x is
+        (888, 1371),  # Frank-Wolfe steps along a coordinate without a weight, where f is flatter
+        (888, 1842),  # a face of matrices on which the projection has no derivative
+        (4242, 487),  # radii over weights of any size, compiled
+        (5151, 463),  # gradients that float32 cannot hold, compiled
         (9001, 93),  # a step on the face lowers f and raises the gap, where both are close to zero
     ],
 )

@@ -18,7 +18,7 @@ from dfwlayer.methods.base import (
     move,
     start_rule,
 )
-from dfwlayer.ops.rows import dot, norm
+from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.solution import Status
 from dfwlayer.step_size import Query, Rule
 
@@ -140,13 +140,17 @@ def _ended(
 ) -> tuple[Tensor, Tensor]:
     """Whether the gap is below tol · |f|, and whether it is lost in rounding.
 
-    Along unbounded coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/L stands in for it.
+    Along unbounded coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/c stands in for it,
+    with c the curvature of f along g.
     """
     finfo = torch.finfo(direction.dtype)
     gap = -dot(state.gradient, direction)
     if problem.unbounded is not None:
         g = torch.where(problem.unbounded, state.gradient, 0)
-        square = dot(g, g) / rule.lipschitz.clamp_min(finfo.tiny)
+        size = or_one(g.abs().amax(-1, keepdim=True))
+        unit = g / size
+        bend = dot(unit, problem.objective.hvp(state.x, unit)).clamp_min(finfo.tiny)
+        square = (dot(unit, unit) * size.squeeze(-1)) ** 2 / bend
         gap = gap + dot(g.abs(), state.x.abs()) + square
     # with a margin for the rounding of the final certificate
     converged = gap <= 0.9 * tol * state.value.abs().clamp_min(finfo.tiny)
