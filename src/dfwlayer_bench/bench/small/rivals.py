@@ -26,9 +26,9 @@ def prepare_jaxopt(problem: Problem) -> Passes:
 
     L is the largest eigenvalue of the batch. ProjectedGradient is a wrapper of ProximalGradient
     that drops ``implicit_diff_solve``; the latter is used directly, to solve for the gradient by
-    LU, which is faster at this size than its iterative default. Without acceleration, which saves
-    nothing on these problems; with it, two steps in a row that end in the same corner of a box are
-    taken for the end, however far it is.
+    LU, an exact solve at this size. Without acceleration, which rarely saves time on these
+    problems; with it, two steps in a row that end in the same corner of a set are taken for the
+    end, however far that is.
     """
     jaxopt = load("jaxopt")
     high = float(torch.linalg.eigvalsh(problem.P)[..., -1].max())
@@ -92,11 +92,13 @@ def _jax_projection(given: Ball | Bounds) -> tuple[Solve, tuple[Tensor, ...]]:
 def prepare_qpax(problem: Problem) -> Passes:
     """Interior point, gradients of the problem relaxed by κ, as small as the tolerance of x.
 
+    κ = 1e-10, as gradients at a vertex can be NaN with 1e-12.
+
     At most 64 problems are mapped at once: with 128 of 50 variables and an equation, what XLA
     makes of it on 2 cores never returns.
     """
     jnp, primal = load("jax").numpy, load("qpax").solve_qp_primal
-    tol = kappa = 1e-12
+    tol = kappa = 1e-10
     bounds, n = _bounds(problem), problem.n
     eye = np.eye(n)
     rows, limits = [-eye], [np.full(n, -bounds.lower)]
