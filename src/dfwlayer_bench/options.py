@@ -22,6 +22,7 @@ __all__ = [
     "Out",
     "Seed",
     "Sizes",
+    "Suite",
     "Systems",
     "Threads",
     "Trials",
@@ -39,6 +40,14 @@ Sizes = Annotated[
 Family = Annotated[
     list[str] | None,
     typer.Option(help="paper, active, ill, very, loose, or all. (default: paper active ill)"),
+]
+Suite = Annotated[
+    str,
+    typer.Option(
+        help="large: one problem with an l1 ball, hundreds of variables. small: batches of small "
+        "problems over five kinds of sets, for which --sizes are problems x variables such as "
+        "64x10, --family names the sets and --threads is 2; results in bench-results-small."
+    ),
 ]
 Systems = Annotated[
     list[str] | None, typer.Option(help="Systems to compare. (default: every one there is)")

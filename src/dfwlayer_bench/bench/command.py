@@ -10,6 +10,7 @@ import typer
 
 from dfwlayer_bench import options
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.bench.small.command import bench_small
 from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
+SMALL_OUT = Path("bench-results-small")
+ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
 
 def bench(
+    context: typer.Context,
+    suite: options.Suite = "large",
     sizes: options.Sizes = None,
     family: options.Family = None,
     systems: options.Systems = None,
@@ -51,6 +56,20 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
+    options.check_names("--suite", [suite], ("large", "small"))
+    if suite == "small":
+        _check_given(context)
+        return bench_small(
+            sizes=sizes,
+            sets=family,
+            systems=systems,
+            repeats=repeats,
+            seed=seed,
+            out=out if _given(context, "out") else SMALL_OUT,
+            fresh=fresh,
+            quick=quick,
+            threads=threads,
+        )
     from rich.console import Console
 
     from dfwlayer_bench.bench.store import Store, StoreError
@@ -87,6 +106,19 @@ def bench(
         except (StoreError, OSError) as error:
             return refuse(console, str(error), 2)
     return 0 if ended else interrupted(console)
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether the option is among the words of the command."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_given(context: typer.Context) -> None:
+    """Raise an error that names the options which only the large suite has."""
+    found = [f"--{name.replace('_', '-')}" for name in ONLY_LARGE if _given(context, name)]
+    if found:
+        raise typer.BadParameter(f"{', '.join(found)}: not for --suite small; leave it out")
 
 
 def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dfwlayer_bench.systems.base import Answer, Ready, timed
+from dfwlayer_bench.systems.base import Answer, timed
 
 __all__ = ["cosine", "held_bytes", "relative", "typical_seconds"]
 
@@ -36,11 +36,10 @@ def cosine(found: Tensor, exact: Tensor) -> float | None:
 
 def typical_seconds(call: Callable[[], Answer], device: torch.device) -> tuple[Answer, float]:
     """The answer, and the median time of a few calls after a first one."""
-    ready = Ready(call, {})
-    answer, first = timed(ready, device)
+    answer, first = timed(call, device)
     if first > LONG:
         return answer, first
-    return answer, statistics.median(timed(ready, device)[1] for _ in range(CALLS))
+    return answer, statistics.median(timed(call, device)[1] for _ in range(CALLS))
 
 
 def held_bytes(call: Callable[[], Result], own: Iterable[Tensor] = ()) -> tuple[Result, int]:

@@ -106,7 +106,7 @@ def _row(cells: list[Cell], floors: dict[tuple[str, int, int], float]) -> Row:
         gradient_error=_median(cell.gradient_error for cell in good),
         violation=max((c.violation for c in good if c.violation is not None), default=None),
         memory_mb=max((c.memory_mb for c in good if c.memory_mb is not None), default=None),
-        settings=settings_text(good),
+        settings=settings_text([cell.settings for cell in good]),
     )
 
 
@@ -123,11 +123,11 @@ def outcome_of(cells: Sequence[Cell]) -> tuple[list[Cell], Outcome]:
     return good, Outcome(first.family, first.n, first.system, label, status, detail, len(good))
 
 
-def settings_text(cells: Sequence[Cell]) -> str:
+def settings_text(settings: Sequence[dict[str, Any]]) -> str:
     """The settings as text; a value that was tuned for each problem shows as its range."""
     values: dict[str, list[Any]] = {}
-    for cell in cells:
-        for name, value in cell.settings.items():
+    for own in settings:
+        for name, value in own.items():
             values.setdefault(name, []).append(value)
     parts = []
     for name, found in values.items():

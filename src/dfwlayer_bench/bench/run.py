@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems import find
 from dfwlayer_bench.systems.base import Ready, timed
 
-__all__ = ["run_plan", "saved_cells"]
+__all__ = ["in_turns", "run_plan", "saved_cells"]
 
 WARM_CALLS, WARM_SECONDS = 3, 1.0
 SHORT = 0.2  # seconds; a call shorter than this is preceded by an untimed one, to be warm
+Item = TypeVar("Item")
+
 FINAL = ("missing", "unsupported", "failed", "time limit")
 
 
@@ -111,18 +114,25 @@ def _run_group(
             running.append((cell, ready))
     if posed is None:
         return
+    for cell, ready in in_turns(running, lambda item: _done(item[0], plan)):
+        where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
+        report(f"{where}, {len(cell.seconds) + 1} of {plan.repeats}", 0)
+        _one_turn(cell, ready, posed[0])
+        store.save(cell)
+        if _done(cell, plan):
+            report(where, 1)
+
+
+def in_turns(running: Sequence[Item], done: Callable[[Item], bool]) -> Iterator[Item]:
+    """Each in its turn, round after round, until it is done.
+
+    Every round starts with another one, so that none always follows the same one.
+    """
     turn = 0
     while running:
-        # each repetition starts with another system, so that none always follows the same one
         shift = turn % len(running)
-        for cell, ready in running[shift:] + running[:shift]:
-            where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
-            report(f"{where}, {len(cell.seconds) + 1} of {plan.repeats}", 0)
-            _one_turn(cell, ready, posed[0])
-            store.save(cell)
-            if _done(cell, plan):
-                report(where, 1)
-        running = [(cell, ready) for cell, ready in running if not _done(cell, plan)]
+        yield from [*running[shift:], *running[:shift]]
+        running = [item for item in running if not done(item)]
         turn += 1
 
 
@@ -181,7 +191,7 @@ def _first_call(
         ready = find(cell.system).prepare(problem)
         cell.build_seconds = time.perf_counter() - start
         cell.settings = dict(ready.settings)
-        answer, seconds = timed(ready, problem.device)
+        answer, seconds = timed(ready.call, problem.device)
         if seconds > plan.time_limit:
             cell.status, cell.detail = "time limit", f"a call took {seconds:.3g} s"
             return None
@@ -189,7 +199,7 @@ def _first_call(
         for _ in range(WARM_CALLS - 1):
             if spent >= WARM_SECONDS:
                 break
-            spent += timed(ready, problem.device)[1]
+            spent += timed(ready.call, problem.device)[1]
     except Exception as error:
         # whatever a rival raises is its result
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
@@ -209,9 +219,9 @@ def _first_call(
 
 def _one_turn(cell: Cell, ready: Ready, problem: Instance) -> None:
     try:
-        seconds = timed(ready, problem.device)[1]
+        seconds = timed(ready.call, problem.device)[1]
         if seconds < SHORT:
-            seconds = timed(ready, problem.device)[1]
+            seconds = timed(ready.call, problem.device)[1]
     except Exception as error:
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
         return

@@ -1,4 +1,4 @@
-"""Figures as data: curves with bands in panels, one legend, saved as PNG and SVG."""
+"""Figures as data: curves with bands, or bars, in panels, one legend, saved as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Curve", "Look", "Panel", "look_of", "save_figure"]
+__all__ = ["Bars", "Curve", "Look", "Panel", "look_of", "save_figure"]
 
 # eight colours that colour-blind readers can tell apart too (Okabe and Ito, without the yellow),
 # then lighter ones; the markers differ anyway
@@ -74,6 +74,17 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Bars:
+    """One bar of this width at each x."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    look: Look
+    width: float
+
+
+@dataclass(frozen=True)
 class Panel:
     """One pair of axes.
 
@@ -89,6 +100,7 @@ class Panel:
     y_log: bool = False
     ticks: dict[float, str] = field(default_factory=dict)
     y_range: tuple[float | None, float | None] = (None, None)
+    bars: Sequence[Bars] = ()
 
 
 def save_figure(
@@ -105,7 +117,9 @@ def save_figure(
     from matplotlib.figure import Figure
 
     wide, high = panel_size
-    labels = list(dict.fromkeys(c.label for p in panels for c in p.curves if c.label))
+    curves = [curve.label for panel in panels for curve in panel.curves]
+    bars = [group.label for panel in panels for group in panel.bars]
+    labels = list(dict.fromkeys(label for label in (*curves, *bars) if label))
     columns = 4 if across and len(panels) > 1 else 2
     extra = 0.22 * math.ceil(len(labels) / columns)
     rows, cols = (1, len(panels)) if across else (len(panels), 1)
@@ -133,6 +147,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_xlim((place / 2, place * 2) if panel.x_log else (place - 1, place + 1))
     for curve in panel.curves:
         _draw_curve(axes, curve, log=panel.y_log)
+    for bars in panel.bars:
+        axes.bar(bars.x, bars.y, bars.width, color=bars.look.colour, label=bars.label)
     (left, low), (right, high) = axes.dataLim.get_points()
     if panel.y_log and 0 < low <= high < low * (1 + 1e-6):
         # nor has a single value; the limits are left to matplotlib, panels may share them

@@ -24,6 +24,7 @@ PACKAGES = (
     "dfwlayer",
     "torch",
     "numpy",
+    "numba",
     "cvxpy",
     "cvxpylayers",
     "diffcp",
@@ -31,6 +32,8 @@ PACKAGES = (
     "jax",
     "jaxopt",
     "proxsuite",
+    "qpax",
+    "daqp",
 )
 
 

@@ -121,7 +121,7 @@ def _row(cells: list[Cell], peer: str | None, answers: Answers) -> SystemRow:
         cosine=spread_of(cell.cosine for cell in good),
         gradient_error=spread_of(cell.gradient_error for cell in good),
         memory_mb=max(memory, default=None),
-        settings=settings_text(good),
+        settings=settings_text([cell.settings for cell in good]),
         versions=", ".join(f"{name} {found}" for name, found in cells[0].versions.items()),
     )
 

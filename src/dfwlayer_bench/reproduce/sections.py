@@ -200,7 +200,13 @@ def settings_section(cells: Sequence[Cell], about: dict[str, Any]) -> Section:
         own = [cell for cell in cells if cell.system == name and cell.status == "ok"]
         if own:
             packages = ", ".join(f"{key} {value}" for key, value in own[0].versions.items())
-            lines.append([label_of(name), settings_text(own), packages or text.NOTHING])
+            lines.append(
+                [
+                    label_of(name),
+                    settings_text([cell.settings for cell in own]),
+                    packages or text.NOTHING,
+                ]
+            )
     table = Table("Systems", ["system", "settings", "versions"], lines)
     versions = about["machine"]["versions"]
     known = ", ".join(f"{name} {found}" for name, found in versions.items() if found)

@@ -7,7 +7,7 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from torch import Tensor
 from dfwlayer_bench.problems.families import Instance
 from dfwlayer_bench.report.machine import version
 
-__all__ = ["Answer", "Ready", "Result", "Setting", "System", "load", "run", "timed"]
+__all__ = ["Answer", "Packaged", "Ready", "Result", "Setting", "System", "load", "run", "timed"]
 
 Setting = str | int | float | bool
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,22 @@ class Ready:
     settings: dict[str, Setting]
 
 
+class Packaged:
+    """Something that needs packages which may not be installed."""
+
+    packages: tuple[str, ...]
+
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        return [name for name in self.packages if version(name) is None]
+
+    def versions(self) -> dict[str, str]:
+        """The packages it needs and their versions."""
+        return {name: version(name) or "not installed" for name in self.packages}
+
+
 @dataclass(frozen=True)
-class System:
+class System(Packaged):
     """One row of the registry.
 
     Attributes:
@@ -66,14 +81,6 @@ class System:
     devices: tuple[str, ...] = ("cpu",)
     solves: bool = True
 
-    def missing(self) -> list[str]:
-        """The packages that are not installed."""
-        return [name for name in self.packages if version(name) is None]
-
-    def versions(self) -> dict[str, str]:
-        """The packages it needs and their versions."""
-        return {name: version(name) or "not installed" for name in self.packages}
-
 
 @dataclass(frozen=True)
 class Result:
@@ -88,23 +95,23 @@ class Result:
 def run(system: System, problem: Instance, *, repeats: int = 1) -> Result:
     """Prepare, call once to warm up, then time ``repeats`` calls."""
     ready = system.prepare(problem)
-    answer, _ = timed(ready, problem.device)
-    seconds = [timed(ready, problem.device)[1] for _ in range(repeats)]
+    answer, _ = timed(ready.call, problem.device)
+    seconds = [timed(ready.call, problem.device)[1] for _ in range(repeats)]
     return Result(system.name, answer, tuple(seconds), ready.settings)
 
 
-def timed(ready: Ready, device: torch.device) -> tuple[Answer, float]:
-    """The answer and the wall-clock seconds of one call, without garbage collection."""
+def timed(call: Callable[[], Found], device: torch.device) -> tuple[Found, float]:
+    """What a call gave and the wall-clock seconds it took, without garbage collection."""
     collecting = gc.isenabled()
     gc.disable()
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        answer = ready.call()
+        found = call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return answer, time.perf_counter() - start
+        return found, time.perf_counter() - start
     finally:
         if collecting:
             gc.enable()

@@ -17,7 +17,7 @@ from torch import Tensor
 from dfwlayer_bench.problems.families import Instance
 from dfwlayer_bench.systems.base import Answer, Ready, Setting, load
 
-__all__ = ["prepare_jaxopt"]
+__all__ = ["prepare_jaxopt", "value_and_gradient"]
 
 MAX_STEPS = 3000
 GRID = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # tolerances, relative to ‖q‖
@@ -48,7 +48,7 @@ def _prepare(problem: Instance, dtype: torch.dtype) -> Ready | None:
         P, q, w, t, v = (jax.numpy.asarray(tensor.to(dtype).cpu().numpy()) for tensor in data)
         solver = partial(
             jaxopt.ProximalGradient,
-            fun=_value_and_gradient,
+            fun=value_and_gradient,
             prox=_Projection(jax),
             value_and_grad=True,
             stepsize=1 / high,
@@ -103,7 +103,8 @@ def _history(jax: Any, solver: Any, ball: tuple[Any, Any], P: Any, q: Any) -> fl
     return float(jax.numpy.nanmin(jax.jit(errors)(q)))
 
 
-def _value_and_gradient(x: Any, P: Any, q: Any) -> tuple[Any, Any]:
+def value_and_gradient(x: Any, P: Any, q: Any) -> tuple[Any, Any]:
+    """f and ∇f by one product with P."""
     product = P @ x
     return 0.5 * x @ product + q @ x, product + q
 
