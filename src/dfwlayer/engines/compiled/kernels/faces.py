@@ -28,10 +28,10 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 __all__ = [
     "FOUND",
     "GUESS",
+    "LINES",
     "NORMALS",
     "PX",
     "PY",
-    "SCHUR",
     "SHORT",
     "SIDES",
     "WAY",
@@ -48,9 +48,10 @@ __all__ = [
 # which these are lines: the iterate, P x, a trial y, P y, where a trial comes from, the way to it,
 # the signs of x in the budgets, and then k lines for the normals of the rows over the free
 # coordinates, and k for L⁻¹ of each. A second one, with k columns, has the multipliers of a
-# projection, two right-hand sides, and k lines for the Schur complement of the rows.
+# projection and two right-hand sides. L and the Schur complement of the rows are matrices of their
+# own: parts of others would be another type, for which everything is compiled again.
 X, PX, Y, PY, Z, WAY, SIDES, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7
-GUESS, SHORT, FOUND, SCHUR = 0, 1, 2, 3
+GUESS, SHORT, FOUND, LINES = 0, 1, 2, 3
 
 
 @kernel
@@ -61,7 +62,7 @@ def slope(body, row, i, sides):
 
 
 @kernel
-def prepare(P, body, places, multipliers, work, ties, index, L):
+def prepare(P, body, places, multipliers, work, index, L, schur):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
@@ -95,14 +96,14 @@ def prepare(P, body, places, multipliers, work, ties, index, L):
         if dense:
             forward(L, reduced, free)
         for m in range(j + 1):
-            ties[SCHUR + j, m] = dot(reduced, work[NORMALS + k + m], free)
-    if not factor(ties[SCHUR:], held):
+            schur[j, m] = dot(reduced, work[NORMALS + k + m], free)
+    if not factor(schur, held):
         return -1, 0
     return free, held
 
 
 @kernel
-def solve(k, free, held, dense, work, ties, L):
+def solve(k, free, held, dense, work, ties, L, schur):
     """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face.
 
     z is in line Z and c in line SHORT of the tables; u takes the place of z, ν is in line FOUND.
@@ -112,8 +113,8 @@ def solve(k, free, held, dense, work, ties, L):
         forward(L, z, free)
     for j in range(held):
         found[j] = dot(work[NORMALS + k + j], z, free) - ties[SHORT, j]
-    forward(ties[SCHUR:], found, held)
-    backward(ties[SCHUR:], found, held)
+    forward(schur, found, held)
+    backward(schur, found, held)
     for j in range(held):
         add(z, -found[j], work[NORMALS + k + j], free)
     if dense:
@@ -121,14 +122,14 @@ def solve(k, free, held, dense, work, ties, L):
 
 
 @kernel
-def minimise(P, q, body, places, multipliers, x, work, ties, index, L):
+def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
     """The minimiser x of f on the face, and the multipliers of the rows; False if singular.
 
     Where coordinates are held is told by ``places``, which rows hold by ``multipliers`` > 0, and
     the signs in budgets by line SIDES. P x is in line PY afterwards.
     """
     n, k = len(q), len(body)
-    free, held = prepare(P, body, places, multipliers, work, ties, index, L)
+    free, held = prepare(P, body, places, multipliers, work, index, L, schur)
     if free < 0:
         return False
     dense = len(P) > 0
@@ -157,7 +158,7 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L):
             for i in range(n):
                 total += slope(body, row, i, sides) * x[i]
             ties[SHORT, j] = -total
-        solve(k, free, held, dense, work, ties, L)
+        solve(k, free, held, dense, work, ties, L, schur)
         for a in range(free):
             x[index[a]] += z[a]
         for j in range(held):

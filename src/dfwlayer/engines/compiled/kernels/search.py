@@ -28,10 +28,10 @@ from dfwlayer.engines.compiled.kernels.dense import (
 from dfwlayer.engines.compiled.kernels.faces import (
     FOUND,
     GUESS,
+    LINES,
     NORMALS,
     PX,
     PY,
-    SCHUR,
     SHORT,
     SIDES,
     WAY,
@@ -153,7 +153,9 @@ def _judge(q, body, places, multipliers, x, px, bound, sides):
 
 
 @kernel
-def _descend(P, q, body, blocks, bound, most, places, multipliers, best, work, ties, index, L):
+def _descend(
+    P, q, body, blocks, bound, most, places, multipliers, best, work, ties, index, L, schur
+):
     """Find the face of the solution and x on it; the steps this took, or minus why it did not.
 
     The start is in line X.
@@ -228,7 +230,7 @@ def _descend(P, q, body, blocks, bound, most, places, multipliers, best, work, t
         if steps > most or steps > ROUNDS * BLOCK:
             return -LOST
         tried = same = 0
-        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L):
+        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
             failed += 1
             if failed > FAILURES:
                 return -LOST
@@ -316,7 +318,8 @@ def _on_disk(stamp):
         _ = stamp
         n, k, m = x.shape[1], bodies.shape[1], rhs.shape[1]
         dense = P.shape[1] > 0
-        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((SCHUR + k, k))
+        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
+        schur = np.empty((k, k))
         index = np.empty(n + k, np.int64)
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         g, guess = work[Z], ties[GUESS]
@@ -336,7 +339,20 @@ def _on_disk(stamp):
                 continue
             place, point, found = places[b], x[b], multipliers[b]
             taken = _descend(
-                own_P, own_q, body, blocks, bound, most, place, found, point, work, ties, index, L
+                own_P,
+                own_q,
+                body,
+                blocks,
+                bound,
+                most,
+                place,
+                found,
+                point,
+                work,
+                ties,
+                index,
+                L,
+                schur,
             )
             if taken < 0:
                 codes[0, b] = -taken
@@ -389,7 +405,8 @@ def _on_disk(stamp):
         _ = stamp
         n, k = v.shape[1], bodies.shape[1]
         dense = P.shape[1] > 0
-        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((SCHUR + k, k))
+        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
+        schur = np.empty((k, k))
         index = np.empty(n + k, np.int64)
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         fill(0.0, ties[SHORT])
@@ -406,12 +423,12 @@ def _on_disk(stamp):
             if dense:
                 own_P = symmetric(own_P, eps)
             copy(sides[b], work[SIDES])
-            free, held = prepare(own_P, body, places[b], multipliers[b], work, ties, index, L)
+            free, held = prepare(own_P, body, places[b], multipliers[b], work, index, L, schur)
             if free < 0:
                 continue
             for a in range(free):
                 work[Z, a] = v[b, index[a]]
-            solve(k, free, held, dense, work, ties, L)
+            solve(k, free, held, dense, work, ties, L, schur)
             for a in range(free):
                 u[b, index[a]] = work[Z, a]
             for j in range(held):
