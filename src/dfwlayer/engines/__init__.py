@@ -2,11 +2,14 @@
 
 An engine takes a `Task` and locates its solutions; `dfwlayer.solve` attaches the gradient and
 certifies what any of them found. They are asked in the order of ``ENGINES``; the last one takes
-everything. A compiled engine is one more module with a ``locate`` and one more entry here.
+everything. Another engine is one more module with a ``locate`` and one more entry here.
 
 - `graph`: implicit solves by a recordable method over a recordable set on CUDA, from the second
   call with the same shapes on.
 - `eager`: everything.
+
+Before all of them `solve` asks `compiled`, which takes arguments as they were given and answers for
+single problems of a batch; what it leaves becomes a task.
 """
 
 from dfwlayer.engines import eager, graph
