@@ -54,7 +54,7 @@ def available() -> bool:
 def _load() -> _Attempt | None:
     try:
         from dfwlayer.engines.compiled import engine
-    except ImportError:  # no Numba, or none for this platform
+    except (ImportError, OSError):  # no Numba, or none that works on this platform
         _loaded.append(None)
     else:
         _loaded.append(engine.attempt)

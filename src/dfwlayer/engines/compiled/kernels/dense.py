@@ -33,7 +33,15 @@ kernel = numba.njit(nogil=True, error_model="numpy", **_inner)
 summing = numba.njit(
     nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_inner
 )
-entry = numba.njit(nogil=True, error_model="numpy", cache=True)
+
+
+def entry(function: Any) -> Any:
+    """What is called from Python, kept on disk if there is a place that can be written to."""
+    try:
+        return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError:  # neither beside the package nor in a home directory
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
 
 # Numba looks at the file of a function to see whether what it kept on disk is outdated, not at the
 # files of the functions that it calls; but it does look at the values that a function refers to.
