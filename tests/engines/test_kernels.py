@@ -14,7 +14,7 @@ import torch
 import dfwlayer as dfw
 from dfwlayer.constraints.balls.lp_projection import AxisBounds
 from dfwlayer.constraints.balls.lp_projection import project_l1 as project_l1_eagerly
-from dfwlayer.engines import compiled
+from dfwlayer.engines import compiled as compiled_engine
 from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate
@@ -402,7 +402,7 @@ def test_a_solve_by_kernels_is_like_one_by_formulas(dtype, monkeypatch):
         launches.add(kernel.__name__)
         launch(kernel, *given)
 
-    monkeypatch.setattr(compiled, "_loaded", [None])  # tensor operations and kernels alone
+    monkeypatch.setattr(compiled_engine, "_loaded", [None])  # tensor operations and kernels alone
     want = solved()
     for name in ("take", "take_narrow"):
         monkeypatch.setattr(fused, name, lambda like: like.dim() == 2)
