@@ -105,7 +105,8 @@ class Solution:
     Attributes:
         x: The solution, feasible to rounding; it alone carries the gradient.
         value: f(x).
-        gap: The Frank-Wolfe certificate ⟨∇f(x), x − s⟩ with s the hard vertex; f(x) − f* ≤ gap.
+        gap: f(x) − f* ≤ gap: the Frank-Wolfe certificate ⟨∇f(x), x − s⟩ with s the hard vertex, or
+            from compiled code the same bound by Lagrangian duality, which is no smaller.
         num_steps: Steps this problem took before it stopped.
         status: `Status` codes as an integer tensor.
 

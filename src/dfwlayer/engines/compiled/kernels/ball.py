@@ -20,7 +20,8 @@ from dfwlayer.engines.compiled.kernels.dense import (
     fill,
     forward,
     kernel,
-    times,
+    product,
+    value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
@@ -71,15 +72,6 @@ def _inverse(P, weight, multiplier, L, z):
 
 
 @kernel
-def _product(P, x, out):
-    """P x."""
-    if len(P) > 0:
-        times(P, x, out)
-    else:
-        copy(x, out)
-
-
-@kernel
 def _size(weight, x):
     """‖Wx‖, as exact as a sum in float64 is."""
     total = 0.0
@@ -93,7 +85,7 @@ def _first(P, q, weight, radius, start, z):
     """The λ for which a start on the boundary would be the solution, 0 for any other start."""
     if not _size(weight, start) > NEAR * radius:
         return 0.0
-    _product(P, start, z)
+    product(P, start, z)
     along = across = 0.0
     for i in range(len(q)):
         along -= (z[i] + q[i]) * start[i]
@@ -119,7 +111,7 @@ def _secular(P, q, weight, radius, start, x, z, L):
             x[i] = -q[i]
         _inverse(P, weight, at, L, x)
         # one step of refinement, so that λ is found to the last digits
-        _product(P, x, z)
+        product(P, x, z)
         for i in range(n):
             z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
         _inverse(P, weight, at, L, z)
@@ -209,7 +201,7 @@ def _on_disk(stamp):
     ):
         """Solve problems first … end − 1."""
         _ = stamp
-        n, m = x.shape[1], rhs.shape[1]
+        n = x.shape[1]
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         z, g = np.empty(n), np.empty(n)
@@ -244,19 +236,8 @@ def _on_disk(stamp):
             if not _settle(weight, radius, point, eps, multiplier > 0):
                 codes[0, b] = UNSETTLED
                 continue
-            total = 0.0
-            if m > 0:
-                own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-                fill(0.0, g)
-                for j in range(m):
-                    r = dot(own_A[j], point, n) - own_b[j]
-                    total += 0.5 * r * r
-                    add(g, r, own_A[j], n)
-            else:
-                _product(own_P, point, g)
-                for i in range(n):
-                    total += point[i] * (0.5 * g[i] + own_q[i])
-                    g[i] += own_q[i]
+            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             # ⟨g, x⟩ + t ‖W⁻¹g‖
             along = terms = dual = 0.0
             for i in range(n):

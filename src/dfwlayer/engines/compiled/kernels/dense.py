@@ -24,7 +24,8 @@ __all__ = [
     "fill",
     "forward",
     "kernel",
-    "times",
+    "product",
+    "value_and_gradient",
 ]
 
 # parts of what is called from Python, which need no way in of their own
@@ -101,6 +102,33 @@ def times(P, x, out):
             a += P[i, j] * x[j]
         out[i] = a
         i += 1
+
+
+@kernel
+def product(P, x, out):
+    """P x, where an empty P is the identity."""
+    if len(P) > 0:
+        times(P, x, out)
+    else:
+        copy(x, out)
+
+
+@kernel
+def value_and_gradient(P, q, A, b, x, g):
+    """f(x), and ∇f(x) in g: of ½ ‖Ax − b‖² where there are rows of A, otherwise ½ xᵀPx + qᵀx."""
+    n, total = len(x), 0.0
+    if len(b) > 0:
+        fill(0.0, g)
+        for j in range(len(b)):
+            r = dot(A[j], x, n) - b[j]
+            total += 0.5 * r * r
+            add(g, r, A[j], n)
+        return total
+    product(P, x, g)
+    for i in range(n):
+        total += x[i] * (0.5 * g[i] + q[i])
+        g[i] += q[i]
+    return total
 
 
 @summing

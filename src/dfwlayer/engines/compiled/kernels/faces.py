@@ -5,12 +5,11 @@ from __future__ import annotations
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
-    copy,
     dot,
     factor,
     forward,
     kernel,
-    times,
+    product,
 )
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
@@ -140,10 +139,7 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
     for row in range(k):
         multipliers[row] = 0.0
     for attempt in range(3):  # the second time for the rounding of the first
-        if dense:
-            times(P, x, py)
-        else:
-            copy(x, py)
+        product(P, x, py)
         if attempt == 2:
             break
         for a in range(free):

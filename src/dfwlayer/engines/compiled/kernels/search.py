@@ -17,13 +17,12 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
-    add,
     copy,
-    dot,
     entry,
     fill,
     kernel,
-    times,
+    product,
+    value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.faces import (
     FOUND,
@@ -183,10 +182,7 @@ def _descend(
             fill(0.0, guess)
         if not project(body, blocks, z, y, guess, places, way):
             return -LOST
-        if dense:
-            times(P, y, py)
-        else:
-            copy(y, py)
+        product(P, y, py)
         if first:
             copy(y, x)
             copy(py, px)
@@ -316,7 +312,7 @@ def _on_disk(stamp):
     ):
         """Solve problems first … end − 1."""
         _ = stamp
-        n, k, m = x.shape[1], bodies.shape[1], rhs.shape[1]
+        n, k = x.shape[1], bodies.shape[1]
         dense = P.shape[1] > 0
         work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
         schur = np.empty((k, k))
@@ -360,22 +356,8 @@ def _on_disk(stamp):
             if not settle(body, blocks, place, point, eps, work[SIDES]):
                 codes[0, b] = UNSETTLED
                 continue
-            total = 0.0
-            if m > 0:
-                own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-                fill(0.0, g)
-                for j in range(m):
-                    r = dot(own_A[j], point, n) - own_b[j]
-                    total += 0.5 * r * r
-                    add(g, r, own_A[j], n)
-            else:
-                if dense:
-                    times(own_P, point, g)
-                else:
-                    copy(point, g)
-                for i in range(n):
-                    total += point[i] * (0.5 * g[i] + own_q[i])
-                    g[i] += own_q[i]
+            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(found, guess)
             gap = gap_of(body, blocks, point, g, guess)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
@@ -433,10 +415,7 @@ def _on_disk(stamp):
                 u[b, index[a]] = work[Z, a]
             for j in range(held):
                 nu[b, index[n + j]] = ties[FOUND, j]
-            if dense:
-                times(own_P, u[b], work[PY])
-            else:
-                copy(u[b], work[PY])
+            product(own_P, u[b], work[PY])
             for i in range(n):
                 r = v[b, i] - work[PY, i]
                 for j in range(held):
