@@ -24,6 +24,8 @@ ENOUGH = 1e-13  # Σ slack · multiplier relative to the terms of f
 PINNED = 1e20  # on the diagonal of H, times its largest entry, for what must not move
 CHUNK = 2**24  # entries of the matrices of all problems that are treated at once
 CORRECTIONS = 12  # of the face
+FITTING = 1e-6  # of a budget or of the terms of an equation, by which a point on a face may miss it
+LINEAR = 1e-6  # curvature, in units of slope by length, below which f is as good as linear
 TINY = 1e-300
 
 # The constraints on a coordinate are x − l ≥ 0, u − x ≥ 0, s − x ≥ 0 and s + x ≥ 0, where s ≥ |x|
@@ -452,6 +454,17 @@ class _Face:
         # the sign of what is held at zero says nothing
         return torch.stack([(a == b).all(-1) for a, b in pairs[:-1]]).all(0)
 
+    def fits(self, shape: _Shape, x: Tensor) -> Tensor:  # (B,)
+        """Whether x spends what it should and satisfies the equations.
+
+        It may not where no coordinate is free to.
+        """
+        region = shape.region
+        unspent = (region.radii - _dots(shape.weights, x.abs())) > FITTING * region.radii
+        missed = (_dots(region.slopes, x) - region.totals).abs()
+        terms = _dots(region.slopes.abs(), x.abs()) + region.totals.abs()
+        return ~(self.used & unspent).any(-1) & ~(missed > FITTING * terms).any(-1)
+
 
 def _any(weights: Tensor, used: Tensor) -> Tensor:  # (B, k, n), (B, k) -> (B, n)
     """Coordinates with a weight in one of these budgets."""
@@ -470,15 +483,18 @@ def on_face(model: Model, region: Region, at: Pair) -> tuple[Tensor, Tensor]:
     """
     shape = _Shape.of(region)
     curvature = model.diagonal().expand_as(at.x)
-    largest = curvature.amax(-1, keepdim=True).clamp_min(TINY)
-    curvature = torch.where(curvature > 0, curvature, largest)
+    # where there is next to none, slopes and lengths tell which of two sizes is the larger
+    steep, long = (v.abs().amax(-1, keepdim=True) for v in (model.gradient(at.x), at.x))
+    least = LINEAR * steep / long.clamp_min(TINY)
+    largest = torch.maximum(curvature.amax(-1, keepdim=True), least).clamp_min(TINY)
+    curvature = torch.where(curvature > 0, torch.maximum(curvature, least), largest)
     face = _Face.of(shape, at, curvature)
     x, result = at.x, at.x
     y = torch.cat((at.price, at.tension), -1)
     settled = torch.zeros_like(x[:, 0], dtype=torch.bool)
     for _ in range(CORRECTIONS):
         x, y, following = _minimised(model, shape, face, x, y)
-        same = face.same(following) & torch.isfinite(x.sum(-1))
+        same = face.same(following) & following.fits(shape, x) & torch.isfinite(x.sum(-1))
         result = torch.where((same & ~settled).unsqueeze(-1), x, result)
         settled = settled | same
         if bool(settled.all()):

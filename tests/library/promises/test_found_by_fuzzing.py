@@ -7,7 +7,7 @@ import dfwlayer as dfw
 from dfwlayer import Status
 from dfwlayer.certificate import certify
 from dfwlayer.methods import Problem
-from dfwlayer.methods.interior_point import interior_point
+from dfwlayer.methods.interior_point import interior_point, on_face
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -281,6 +281,42 @@ def test_products_with_a_hessian_are_taken_together():
     radius = 0.999 * x.abs().sum(-1).min()
     sol = dfw.solve(fit, dfw.KSparse(6, radius), method="active-set")
     assert calls < 20 * int(sol.num_steps.max())
+
+
+FLAT_SETS = {
+    "l1": dfw.LpBall(1.0, 700.0),
+    "weighted": dfw.LpBall(1.0, 7e-5, torch.linspace(0.5, 3, 7, dtype=F64)),
+    "box": dfw.Box(-torch.linspace(1, 3, 7, dtype=F64), torch.linspace(1, 900, 7, dtype=F64)),
+    "simplex": dfw.Simplex(30.0),
+    "capped": dfw.CappedSimplex(0.3),
+    "l1 and box": dfw.L1Box(radius=5.0, lower=-2.0, upper=3.0),
+}
+
+
+@pytest.mark.parametrize("curvature", [0.0, 1e-20, 1e-9])
+@pytest.mark.parametrize("name", FLAT_SETS)
+def test_a_model_without_curvature_has_a_vertex_for_minimiser(name, curvature):
+    """In units of a curvature that is none, every multiplier was larger than its slack."""
+    slope, constraint = draw(40, 7), FLAT_SETS[name]
+    problem = dfw.Quadratic(curvature * torch.eye(7, dtype=F64), slope)
+    model, bound = problem.bind(40).model(slope), constraint.bind((7,), F64, slope.device)
+    assert model is not None
+    region, most = bound.region(slope), torch.full((40,), 80)
+    at, _ = interior_point(model, region, torch.zeros_like(slope), most)
+    x, settled = on_face(model, region, at)
+    x = torch.where(settled.unsqueeze(-1), x, at.x)
+    best = (slope * bound.vertex(slope)).sum(-1)
+    torch.testing.assert_close((slope * x).sum(-1), best, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_f_that_is_nearly_piecewise_linear(dtype):
+    """Its model is linear almost everywhere."""
+    A, b = draw(200, 13, 11, seed=8, dtype=dtype), draw(200, 13, seed=9, dtype=dtype)
+    c = draw(200, 11, seed=10, dtype=dtype)
+    f = dfw.Smooth(lambda x, A, b, c: huber(x, A, b) + 1.5 * (c * x).sum(-1), A, b, c, shape=(11,))
+    sol = dfw.solve(f, dfw.LpBall(1.0, 1000.0))
+    assert all(int(s) in DONE for s in sol.status)
 
 
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
