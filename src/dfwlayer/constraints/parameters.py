@@ -152,14 +152,23 @@ class Parameter:
         return self.least <= float(low) and float(high) <= self.most
 
     def replaced(self, value: Tensor, bad: Tensor) -> Tensor:
-        """With something harmless for the problems that are flagged (B,)."""
-        if self.kind is not Kind.MATRIX:
+        """With that of the first sound problem for those that are flagged (B,).
+
+        So it goes with what an objective takes from there. Where no problem is sound it is
+        something harmless.
+        """
+        stand_in: Tensor | float
+        shared = value.dim() == self.kind or len(value) == 1
+        if bool((~bad).any()):
+            if self.kind is Kind.MATRIX and value.dim() == self.kind:  # nothing to be replaced
+                return value
+            stand_in = (value if shared else value[int((~bad).long().argmax())]).detach()
+        elif self.kind is Kind.MATRIX:
+            stand_in = torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device)
+        else:
             assert self.harmless is not None
-            return torch.where(self.beside(bad), self.harmless, value)
-        if value.dim() == 2:  # shared by all, and fine for those that are not flagged
-            return value
-        eye = torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device)
-        return torch.where(self.beside(bad), eye, value)
+            stand_in = self.harmless
+        return torch.where(self.beside(bad), stand_in, value)
 
     def beside(self, each: Tensor) -> Tensor:
         """A number for each problem () or (B,), in a shape that goes with the parameter."""

@@ -39,7 +39,8 @@ CLOSE = 1e-9  # gap relative to f from where on a step on the face has the rest
 SETTLED = 0.1  # ‖∇φ‖ relative to σ‖x − z‖ at which the multiplier is renewed
 QUARTER = 0.25  # of ‖x − z‖ that may be left after that, or σ grows,
 STIFFER = 10.0  # by this factor
-LENGTHS = 12  # of a step that are tried, each a quarter of the last
+LENGTHS = 12  # of a step that are tried, each a quarter of the last until one is good
+STEEP = 0.5  # of the slope at the start of a step, from which on it should have been longer
 ARMIJO = 1e-4  # of the decrease that the slope promises
 NEARLY = 0.8  # of the slope at the start of a step, at its end, with which φ is sure to have fallen
 RIDGE = 1e-13  # least damping, relative to the curvature of f; more after a shorter step
@@ -161,24 +162,31 @@ def _search(
     promised = inner(gradient, step)
     origin, level = here.x, 8 * torch.finfo(step.dtype).eps * (absolute(here.value) + start)
     length, reached = fill(1.0, start), fill(0.0, start)
+    high = 2 * length
     waiting, spent, fell = rows, reached, reached
     for _ in range(LENGTHS):
         x = axpy(origin, length, step)
         tensor, gradient = objective.value_and_gradient(x)
         there = _Point(x, number(tensor), gradient)
         value, gradient = penalised(there)
+        slope = inner(gradient, step)
         lower = value <= start + ARMIJO * length * promised
         # slopes see changes that are lost in the rounding of φ
-        flat = (absolute(inner(gradient, step)) <= -NEARLY * promised) & (value <= start + level)
+        flat = (absolute(slope) <= -NEARLY * promised) & (value <= start + level)
         taken = waiting & (lower | flat)
         here.move(taken, there)
         reached = select(taken, length, reached)
         fell = select(taken & (start - value > LITTLE * absolute(start)), start - value, fell)
         spent = select(waiting, spent + 1, spent)
-        waiting = select_mask(taken, False, waiting)
+        # as steep as at the start: where φ hardly bends, the minimiser is far beyond
+        further = taken & (length < 1) & (slope < STEEP * promised)
+        high = select(lower | flat, high, length)
+        waiting = select_mask(taken, further, waiting)
         if not any_row(waiting):
             break
-        length = 0.25 * length
+        # between the longest that is good and the shortest that is not, by their exponents
+        middle = root(reached * high)
+        length = select(reached > 0, middle, 0.25 * length)
     return reached, fell, spent
 
 

@@ -51,6 +51,7 @@ STARTS = 8  # where f is tried if it is infinite at the start
 LARGE = 4096  # coordinates beyond which a factorisation takes longer than most solves
 SLOW = 1e3  # steepest by flattest curvature met, from which on it is worth it all the same
 BETWEEN = 150  # steps from one turn of augmented Newton steps to the next
+CREEPING = 5  # rounds in which f falls and the gap is not halved, until a face is looked for again
 HALVINGS = 6  # lengths of a Frank-Wolfe step that are tried, each a quarter of the last
 RECORDED_STEPS = 20  # of conjugate gradients in the first round of a CUDA graph
 
@@ -162,8 +163,10 @@ class Rounds:
             few = self._few(going)
             if few is not None:
                 break
-            # an exact solve that paid off may have left something to a second one
-            again = select_mask(self.close, self.quick, self.exact & (self.stalled < 1)) | self.paid
+            # an exact solve that paid off may have left something to a second one; f may fall by
+            # next to nothing for ever
+            fresh = self.exact & (self.stalled < 1) & (self.unhalved < CREEPING)
+            again = select_mask(self.close, self.quick, fresh) | self.paid
             searching = select_mask(again, False, going)
             if any_row(searching):
                 self.advance(searching)
@@ -281,11 +284,14 @@ class Rounds:
         The steps that come first take about as long, and leave enough of them. On a set that bends
         there are further turns, as each may end on the way from face to face.
         """
-        at, most = self.at, self.settings.max_steps
-        spent = most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
-        first = spent | (self.stalled >= 2)
-        again = at.left <= self.next_turn
+        first = self._late() | (self.stalled >= 2)
+        again = self.at.left <= self.next_turn
         return rows & select_mask(self.tried, again, first)
+
+    def _late(self) -> Mask:
+        """Where so many steps were taken that those to come have to be better ones."""
+        at, most = self.at, self.settings.max_steps
+        return most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
 
     def polish(self, rows: Mask, ask: int = 8) -> None:
         """Minimise the quadratic model on the face of x, and take the result if f falls."""
@@ -359,9 +365,12 @@ class Rounds:
             self._follow(rows & found.flat)
 
     def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
-        """The minimiser on the face by a factorisation, where there is one, in a step."""
+        """The minimiser on the face by a factorisation, where there is one, in a step.
+
+        That of a model is for problems that conjugate gradients have had their chance with.
+        """
         u = system.direct(-self.at.gradient)
-        if u is None and self.bent:
+        if u is None and (self.bent or seen(rows & self._late())):
             u = newton_step(self.at, system)
         if u is None:
             return None

@@ -121,6 +121,11 @@ class QuadraticRow(ObjectiveRow):
         down: Array = np.maximum(-values.min(-1) - own, 0).astype(LONG)
         return down
 
+    def steepest(self, p: Wide) -> Array:
+        """The largest entry of P, () or (B,)."""
+        steepest: Array = np.ones((), LONG) if self.form == "none" else p["P"].max((-2, -1))
+        return steepest
+
     def _matrix(self, rng: np.random.Generator, rows: int, kind: str) -> Array | None:
         n = self.n
         eye = np.eye(n)

@@ -6,6 +6,9 @@ import torch
 import dfwlayer as dfw
 from dfwlayer import Status
 from dfwlayer.certificate import certify
+from dfwlayer.constraints.composed.plane_dual import plane_dual
+from dfwlayer.constraints.polyhedra.knapsack import falling_root
+from dfwlayer.constraints.polyhedra.polyhedral_face import Equation
 from dfwlayer.methods import Problem
 from dfwlayer.methods.interior_point import interior_point, on_face
 from helpers import DTYPES, F64
@@ -326,3 +329,82 @@ def test_x_has_its_digits_where_the_gap_is_lost(p):
     f = dfw.Quadratic(R @ R.mT / 7 + 0.1 * torch.eye(7, dtype=F64), draw(300, 7, seed=1))
     sol, exact = (dfw.solve(f, dfw.LpBall(p, 1.5), tol=tol) for tol in (1e-5, 1e-15))
     torch.testing.assert_close(sol.x, exact.x, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["auto", "active-set", "frank-wolfe"])
+def test_what_stands_in_for_a_bad_problem_is_as_easy_as_the_others(method):
+    """It had their f, but a set of size one, in whatever units theirs were."""
+    A, b = draw(1, 4, 3).expand(9, 4, 3), draw(9, 4, seed=1)
+
+    def misfit(x, A, b):
+        return huber(x * 2.0**80, A, b)
+
+    def solved(b):
+        f = dfw.Smooth(misfit, A, b, shape=(3,))
+        return dfw.solve(f, dfw.LpBall(torch.inf, 0.3 * 2.0**-80), method=method)
+
+    whole = solved(b)
+    b = b.clone()
+    b[4, 0] = torch.nan
+    with_bad = solved(b)
+    assert int(with_bad.status[4]) == Status.NONFINITE
+    assert int(with_bad.num_steps[4]) <= int(whole.num_steps.max())
+
+
+def test_a_root_closer_than_the_next_number_is_found_at_once():
+    """A Newton step that does not move is no reason to look for a bracket from afar."""
+    calls = 0
+
+    def evaluate(theta):
+        nonlocal calls
+        calls += 1
+        off = (-673341417.7448046 - theta) + 2.6e-8  # less than the numbers there are apart
+        return (4589.06 * off).clamp(-2500, 2500), torch.where(off < -0.5, 0.0, 4589.06)
+
+    none = torch.zeros(1, 1, dtype=F64)
+    guess = none - 673341417.86
+    root = falling_root(evaluate, none - torch.inf, none + torch.inf, guess, none + 1e-9)
+    torch.testing.assert_close(root, none - 673341417.7448046, rtol=1e-15, atol=0)
+    assert calls <= 8
+
+
+def test_the_search_for_a_vertex_in_a_plane_ends_where_there_is_no_other():
+    """Rounding may promise a better one for ever."""
+    set_, calls = dfw.LpBall(1.0).bind((6,), F64, torch.device("cpu")), 0
+
+    def vertex(g):
+        nonlocal calls
+        calls += 1
+        return set_.vertex(g)
+
+    a, g = draw(500, 6), draw(500, 6, seed=1)
+    g = g - (g * a).sum(-1, keepdim=True) / (a * a).sum(-1, keepdim=True) * a + 1e9 * a
+    plane_dual(vertex, Equation(a, 0.1 * a.abs().amax(-1, keepdim=True)), g)
+    assert calls < 20
+
+
+def test_an_exact_fit_that_conjugate_gradients_are_slow_to_find():
+    """Each round of them began afresh, and a factorisation never had its turn."""
+    n = 172
+    U, V = (torch.linalg.qr(draw(n, n, seed=s)).Q for s in (0, 1))
+    F = U * torch.logspace(0.3, -2, n, dtype=F64) @ V
+    x = draw(2, n, seed=2)
+
+    def misfit(x, d):
+        return (0.5 * (x @ F.mT - d).square() + 0.1 * (x @ F.mT - d) ** 4).sum(-1)
+
+    sol = dfw.solve(dfw.Smooth(misfit, x @ F.mT, shape=(n,)), dfw.LpBall(1.1, 1e4))
+    assert all(int(s) in DONE for s in sol.status)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_f_falls_by_next_to_nothing_and_the_gap_stays(dtype):
+    """Such steps are not taken for progress on the right face."""
+    A, b = draw(200, 3, 3, seed=6, dtype=dtype), draw(200, 3, seed=7, dtype=dtype)
+    c = 0.09 * draw(200, 3, seed=8, dtype=dtype)
+
+    def f(x, A, b, c):
+        return 2.0**26 * (huber(x, A, b) + (c * x.reshape(-1, 3)).sum(-1))
+
+    sol = dfw.solve(dfw.Smooth(f, A, b, c, shape=(1, 3)), dfw.SpectralBall(40.0, shape=(1, 3)))
+    assert all(int(s) in DONE for s in sol.status)

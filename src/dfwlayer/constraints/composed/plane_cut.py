@@ -172,9 +172,14 @@ class PlaneCut(Built, PolyhedralSet):
                 (slope,) = torch.autograd.grad(value.sum(), at)
             return value.detach(), -slope
 
-        none = torch.zeros_like(g[..., :1]).detach()
         with torch.no_grad():
-            mu = falling_root(evaluate, none - torch.inf, none + torch.inf, none, b.abs())
+            found = plane_dual(base.vertex, Equation(a, b), g.detach())
+            guess = found.multiplier  # where the temperature is nothing beside g
+            # a change of g by as much as the temperature times x changes the soft vertex
+            size = torch.maximum(base.vertex(found.below).abs(), base.vertex(found.above).abs())
+            unit = temperature * quotient(size.amax(-1, True), a.abs().amax(-1, True))
+            low, high = guess - torch.inf, guess + torch.inf
+            mu = falling_root(evaluate, low, high, guess, b.abs(), unit=unit)
             _, width = evaluate(mu)
         if torch.is_grad_enabled():
             # a Newton step from the solution is zero, but its derivatives are those of the solution

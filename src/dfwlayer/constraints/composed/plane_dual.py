@@ -58,7 +58,9 @@ def plane_dual(vertex: Callable[[Tensor], Tensor], equation: Equation, g: Tensor
         best = torch.maximum(best, value)
         top = cost + mu * rise
         size = (turned * s).abs().sum(-1, keepdim=True) + (mu * b).abs() + top.abs()
-        going = going & (width > 0) & (top - value > 4 * eps * size)
+        # a vertex that is known has nothing new to say, whatever rounding makes of its value
+        known = (s == low).all(-1, keepdim=True) | (s == high).all(-1, keepdim=True)
+        going = going & (width > 0) & (top - value > 4 * eps * size) & ~known
         if not any_row(going):
             break
         beyond = (a * s).sum(-1, keepdim=True) - b

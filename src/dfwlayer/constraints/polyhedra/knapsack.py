@@ -336,9 +336,13 @@ def falling_root(
             middle = torch.where(torch.isnan(found), middle, found)
         if step % 6 == 5:  # Newton steps may creep along one side
             usable = usable & ended
-        # beyond what is known, ever further out
-        beyond = theta + torch.sign(value) * (unit + theta.abs()) * 2.0 ** (step + 1)
-        other = torch.where(ended, theta, torch.where(bracketed, middle, beyond))
+        # beyond what is known, ever further out; where the root is as close as θ is to the next
+        # number, that is the other end
+        way = torch.sign(value) * 2.0 ** (step + 1)
+        beyond, next_to = theta + way * (unit + theta.abs()), theta + way * eps * theta.abs()
+        other = torch.where(bracketed, middle, beyond)
+        other = torch.where(still & (next_to > low) & (next_to < high), next_to, other)
+        other = torch.where(ended, theta, other)
         theta = torch.where(going, torch.where(usable, newton, other), theta)
         going = going & ~ended
         if step % every == 0 and not any_row(going):
