@@ -35,7 +35,8 @@ def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
     residuals, where H u + νa = v and ⟨a, u⟩ = 0; autograd takes them on to θ, w and t.
     """
     tensors = tensors_in((problem.objective, problem.constraint))
-    residual = problem.objective.dependence(x)
+    flow = _Flow()
+    residual = _kept(problem.objective, flow).dependence(x)
     # a function of the user's may also hold tensors that are not among its parameters
     if not (residual.requires_grad or any(tensor.requires_grad for tensor in tensors)):
         return x
@@ -45,9 +46,42 @@ def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
         excess, pinned = face.excess(), face.pinned()
     system = FaceSystem(problem.objective, face, x)
     move: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
-        residual, excess, pinned, system, problem, *tensors
+        residual, excess, pinned, system, problem, flow, *tensors
     )
     return x + move
+
+
+@dataclass
+class _Flow:
+    """What a backward pass has to know of the gradient that it began with."""
+
+    finite: Tensor | None = None  # (), known when it has begun
+
+
+def _kept(objective: Objective, flow: _Flow) -> Objective:
+    """The objective; what float32 cannot hold of a gradient in its tensors is none."""
+    if objective.dtype == torch.float64 or not torch.is_grad_enabled():
+        return objective
+    tensors = tensors_in((objective,), sparse=False)
+    if not any(t.requires_grad for t in tensors):
+        return objective
+    kept: tuple[Objective] = filled((objective,), (_Kept.apply(t, flow) for t in tensors))  # type: ignore[no-untyped-call]
+    return kept[0]
+
+
+class _Kept(torch.autograd.Function):
+    """A parameter as it is, whose gradient is finite if that in the solution is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, flow: _Flow) -> Tensor:
+        ctx.flow = flow
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
+        # products of u and x, and the sums of those of a batch, may be beyond the dtype's range
+        held = torch.nan_to_num(v, 0.0, 0.0, 0.0)
+        return (held if ctx.flow.finite is None else torch.where(ctx.flow.finite, held, v)), None
 
 
 class _Move(torch.autograd.Function):
@@ -61,9 +95,10 @@ class _Move(torch.autograd.Function):
         pinned: Tensor | None,
         system: FaceSystem,
         problem: Problem,
+        flow: _Flow,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.system, ctx.problem = system, problem
+        ctx.system, ctx.problem, ctx.flow = system, problem, flow
         ctx.save_for_backward(*tensors)
         return torch.zeros_like(residual)
 
@@ -78,23 +113,24 @@ class _Move(torch.autograd.Function):
             # the gradient is to be differentiated or mapped: past the residuals, which do not
             # know that x depends on the parameters
             objective, constraint, _ = ctx.problem
-            needed = ctx.needs_input_grad[5:]
+            needed = ctx.needs_input_grad[6:]
             found = gradients_nearby(objective, constraint, system.x, v, ctx.saved_tensors, needed)
-            return None, None, None, None, None, *found
+            return None, None, None, None, None, None, *found
+        # NaN comes from elsewhere and goes on as it does everywhere in torch; but the system is
+        # that of a whole batch
+        arrived = torch.isfinite(v).all(-1)
+        ctx.flow.finite = arrived.all()
+        v = where_rows(arrived, v, 0)
         u = system.invert(v)
         if not any(ctx.needs_input_grad[1:3]):  # the radius and the weights ask for nothing
-            return -u, None, None, *none
+            return where_rows(arrived, -u, torch.nan), None, None, *none
         rest = v - system.hessian(u)
         nu = system.multiplier(rest)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         sound = torch.isfinite(rest.sum(-1) + nu.sum(-1))
         pinned = rest - system.face.restrict(rest)
-        return (
-            where_rows(sound, -u, 0),
-            where_rows(sound, -nu, 0),
-            where_rows(sound, pinned, 0),
-            *none,
-        )
+        parts = (where_rows(sound, part, 0) for part in (-u, -nu, pinned))
+        return *(where_rows(arrived, part, torch.nan) for part in parts), *none
 
 
 def gradients_nearby(

@@ -16,7 +16,7 @@ from torch import Tensor
 from dfwlayer.constraints.region import Region
 from dfwlayer.objectives.model import Model
 
-__all__ = ["Pair", "interior_point", "on_face"]
+__all__ = ["ITERATIONS", "Pair", "interior_point", "on_face"]
 
 ITERATIONS = 80  # most of them
 PATIENCE = 15  # iterations without progress

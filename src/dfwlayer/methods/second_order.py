@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region
-from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.interior_point import ITERATIONS, interior_point, on_face
 from dfwlayer.methods.phases import Iterate, least_along
 from dfwlayer.objectives.model import Model
 from dfwlayer.ops.rows import (
@@ -22,7 +22,7 @@ from dfwlayer.ops.rows import (
 
 __all__ = ["minimise_models"]
 
-MODELS = 40  # of an f that is not quadratic
+MODELS = 400  # of an f that is not quadratic; one that is nearly piecewise linear has many pieces
 SECULAR = 60  # Newton steps for the multiplier of an ellipsoid, each twice as exact at the end
 TINY = 1e-300
 CLOSE = 1e-11  # gap relative to f at which another model has little to add
@@ -36,8 +36,8 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
 
     The quadratic model of f is minimised over the set by an interior point method. A quadratic f
     is its own model. For another one the next model is made where f is least on the way to the
-    minimiser of the last; an f that is infinite or NaN counts as higher. An iteration of the
-    interior point method is a step, and so is a model.
+    minimiser of the last; an f that is infinite or NaN counts as higher. A model is a step, and so
+    is an iteration of the interior point method where f itself is the model.
     """
     constraint = at.problem.constraint
     region = constraint.region(_rows(at.x))
@@ -71,11 +71,13 @@ def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> lis
     x = _rows(at.x)
     model, region = model.rows(index), region.rows(index)
     limit = as_rows(at.left, torch.long).reshape(-1).to(x.device).expand(len(x))[index] - 1
+    if not at.problem.objective.quadratic:
+        limit = torch.full_like(limit, ITERATIONS)
     pair, steps = interior_point(model, region, x[index], limit)
     exact, settled = on_face(model, region, pair)
     exact = torch.where(settled.unsqueeze(-1), exact, pair.x)
     spent = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    spent[index] = (steps + 1).to(x.dtype)
+    spent[index] = (steps + 1).to(x.dtype) if at.problem.objective.quadratic else 1.0
     at.left = maximum(at.left - number(spent.reshape(at.x.shape[:-1])), 0.0)
     wide = [x.double().index_copy(0, index, part) for part in (pair.x, exact)]
     project = at.problem.constraint.project

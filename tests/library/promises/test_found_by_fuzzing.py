@@ -313,13 +313,45 @@ def test_a_model_without_curvature_has_a_vertex_for_minimiser(name, curvature):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_f_that_is_nearly_piecewise_linear(dtype):
-    """Its model is linear almost everywhere."""
-    A, b = draw(200, 13, 11, seed=8, dtype=dtype), draw(200, 13, seed=9, dtype=dtype)
-    c = draw(200, 11, seed=10, dtype=dtype)
+@pytest.mark.parametrize("constraint", [dfw.LpBall(1.0, 1000.0), dfw.Box(-1e8, 1e8)], ids=repr)
+def test_an_f_that_is_nearly_piecewise_linear(dtype, constraint):
+    """Its model is linear almost everywhere, and there are many pieces."""
+    A, b = draw(100, 13, 11, seed=8, dtype=dtype), draw(100, 13, seed=9, dtype=dtype)
+    c = draw(100, 11, seed=10, dtype=dtype)
     f = dfw.Smooth(lambda x, A, b, c: huber(x, A, b) + 1.5 * (c * x).sum(-1), A, b, c, shape=(11,))
-    sol = dfw.solve(f, dfw.LpBall(1.0, 1000.0))
+    sol = dfw.solve(f, constraint)
     assert all(int(s) in DONE for s in sol.status)
+
+
+def test_a_gradient_beyond_float32_is_none_and_others_are_kept():
+    """Of products that overflow a sum made NaN, for all problems that share a matrix."""
+    P = (1e-28 * torch.eye(3)).requires_grad_()
+    q = (1e-7 * draw(2, 3, dtype=torch.float32)).requires_grad_()
+    sol = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(2.95, 1e24), method="active-set")
+    gradients = torch.autograd.grad(sol.x.sum(), (P, q))
+    assert all(bool(torch.isfinite(g).all()) for g in gradients)
+    assert (gradients[1].abs().amax(-1) > 1e20).all()
+
+
+@pytest.mark.parametrize("arriving", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "constraint",
+    [dfw.LpBall(1.0, 0.7), dfw.LpBall(2.0, 0.5), dfw.LpBall(1.5, 9.0), dfw.Box(-1.0, 1.0),
+     dfw.Simplex(1.0), dfw.CappedSimplex(0.5), dfw.PlaneCut(dfw.Box(-1.0, 1.0), 1.0, 0.0)],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("curved", [True, False])
+def test_a_gradient_that_is_not_finite_goes_on(curved, constraint, dtype, arriving):
+    """As it does everywhere in torch, where it is how a run finds out that something is wrong."""
+    P = torch.eye(3, dtype=dtype) + 0.1 if curved else None
+    q = draw(3, 3, seed=2, dtype=dtype).requires_grad_()
+    x = dfw.solve(dfw.Quadratic(P, q), constraint).x
+    v = torch.ones_like(x)
+    v[1, 0] = arriving
+    (gradient,) = torch.autograd.grad(x, q, v)
+    assert not torch.isfinite(gradient[1]).any()
+    assert torch.isfinite(gradient[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
