@@ -79,6 +79,10 @@ class LeastSquares(Objective):
         """A and b, unless A is sparse."""
         return Dense(self.A, self.b, squared=True) if self.A.layout == torch.strided else None
 
+    def by_columns(self) -> Dense:
+        """A and b."""
+        return Dense(self.A, self.b, squared=True)
+
     def suspect(self) -> Tensor:
         """Whether values are not finite."""
         return ~torch.isfinite(self.b.detach().sum() + self._stored().sum())
@@ -216,7 +220,7 @@ class LeastSquares(Objective):
             return lengths
         sparse = self._sparse
         total = sparse.entries.new_zeros(self.A.shape[-1])
-        return total.index_add(0, sparse.col.long(), sparse.entries**2).sqrt()
+        return total.index_add(0, sparse.pattern.col, sparse.entries**2).sqrt()
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 __all__ = [
+    "SINGULAR",
     "STAMP",
     "add",
     "backward",
@@ -25,6 +26,7 @@ __all__ = [
     "forward",
     "kernel",
     "product",
+    "times",
     "value_and_gradient",
 ]
 
