@@ -80,6 +80,10 @@ class Columns(Protocol):
         """What a product has to read."""
 
     @property
+    def wide(self) -> bool:
+        """Whether the Hessian is singular, as there are fewer rows than columns."""
+
+    @property
     def lengths(self) -> Array:  # (n,)
         """Square roots of the diagonal of the Hessian."""
 
@@ -249,6 +253,10 @@ class Squares:
         return self.factor.entries
 
     @property
+    def wide(self) -> bool:
+        return self.b.shape[1] < len(self.lengths)
+
+    @property
     def lengths(self) -> Array:
         return self.factor.lengths
 
@@ -287,7 +295,7 @@ class Hessian:
     """½xᵀPx + qᵀx with a dense P (n, n)."""
 
     def __init__(self, P: Tensor, q: Array) -> None:
-        self.P, self.own = P.detach(), q  # q (B, n)
+        self.P, self.own, self.wide = P.detach(), q, False  # q (B, n)
         self.hold(np.zeros_like(q))
 
     @property
@@ -299,25 +307,30 @@ class Hessian:
         found: Array = self.P.diagonal().double().clamp_min(0).sqrt().numpy()
         return found
 
-    def _rows(self, index: Array) -> Tensor:  # (k,) -> (k, n)
-        return self.P.index_select(0, torch.from_numpy(index)).double()
+    def _combine(self, index: Array, x: Array) -> Array:  # (k,), (B, k) -> (B, n)
+        """Σ x_j P_j, a few rows at a time, as all together may be as much memory as P."""
+        if len(index) == len(self.P) and self.P.dtype == torch.float64:
+            return _product(x, self.P)
+        total, step = np.zeros((len(x), len(self.P))), max(1, AT_ONCE // len(self.P))
+        for at in range(0, len(index), step):
+            part = slice(at, at + step)
+            rows = self.P.index_select(0, torch.from_numpy(index[part])).double()
+            total += _product(x[:, part], rows)
+        return total
 
     def hold(self, x: Array) -> None:
         self.pool, self.held, self.others = Pool(), self.own, x.copy()
-        self.rows = torch.zeros(FIRST, len(self.P), dtype=torch.float64)  # of the pool
         at = np.flatnonzero(x.any(0))
         if len(at):
-            self.held = self.own + _product(x[:, at], self._rows(at))
+            self.held = self.own + self._combine(at, x[:, at])
 
     def extend(self, new: Array, x: Array) -> None:
-        before = self.pool.add(new)
-        self.rows = _with_room(self.rows, len(self.pool), len(self.P))
-        self.rows[before : len(self.pool)] = self._rows(new)
-        added = self.rows[before : len(self.pool)]
-        self.pool.put(added[:, torch.from_numpy(self.pool.index)])
+        self.pool.add(new)
+        rows, columns = torch.from_numpy(new), torch.from_numpy(self.pool.index)
+        self.pool.put(self.P[rows[:, None], columns].double())
         self.others[:, new] = 0
         if x.any():
-            self.held = self.held - _product(x, added)
+            self.held = self.held - self._combine(new, x)
 
     def linear(self) -> Array:
         return np.ascontiguousarray(self.held[:, self.pool.index])
@@ -333,4 +346,5 @@ class Hessian:
         return total
 
     def product(self, u: Array) -> Array:
-        return _product(u, self.rows[: len(self.pool)])
+        at = np.flatnonzero(u.any(0))
+        return self._combine(self.pool.index[at], np.ascontiguousarray(u[:, at]))

@@ -56,6 +56,7 @@ KEPT = 4_000_000  # entries of factors that are kept from round to round
 # first pair where most of the other coordinates are still wrong, so that many will be free
 EARLY, LATE = (5.0, 3.0), (50.0, 30.0)
 CROWDED = 0.5
+MANY = 0.25  # of the coordinates
 WITHIN = 200  # products: no more coordinates may be free than have a factor that costs as much
 
 
@@ -108,7 +109,7 @@ class Search:
 
     def run(self, start: Array) -> Pooled | None:
         """Solve from a start (·, n); None where this is not the way."""
-        if not self._begin(start):
+        if not self._begin(start) or self._crowded():
             return None
         free = np.flatnonzero((self.places[self.todo] == FREE).any(0))
         if len(free) > self.limit:
@@ -157,6 +158,18 @@ class Search:
         self._spread(outside.begin, self.g, z, given, self.x, self.places, codes)
         self.todo &= codes != UNFIT
         self.codes[WHAT, ~self.todo] = UNFIT
+
+    def _crowded(self) -> bool:
+        """Whether a gradient step that no coordinate finds too long frees too many of them.
+
+        Only asked where f alone may have one minimiser; otherwise few are free at a solution.
+        """
+        if self.columns.wide:
+            return False
+        x, places, codes = np.empty_like(self.x), np.empty_like(self.places), self.codes[SOLVES]
+        z = self.x - self.g / max(self.columns.lengths.max() ** 2, 1e-300)
+        self._spread(outside.begin, self.g, z, False, x, places, codes.copy())
+        return bool((places[self.todo] == FREE).mean() > MANY)
 
     def _vertices(self) -> bool:
         """For budgets zero, for equations the vertex that f likes; False for other sets."""
@@ -340,11 +353,9 @@ class Search:
                 if len(pivots):
                     ratio = max(ratio, pivots.max() / pivots.min())
         products = spent / (2 * self.columns.entries * len(rows))
-        crowded = self.wrong[rows].max() > CROWDED * (n - pool)
-        for (base, rate), counts in ((EARLY, crowded), (LATE, True)):
-            if counts and products > base + rate * ratio:
-                return True
-        return False
+        crowded = not self.columns.wide and self.wrong[rows].max() > CROWDED * (n - pool)
+        base, rate = EARLY if crowded else LATE
+        return bool(products > base + rate * ratio)
 
     def _results(self, members: _Members) -> Pooled | None:
         """What is beyond doubt, with x in its dtype and feasible."""

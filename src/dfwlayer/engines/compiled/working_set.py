@@ -39,6 +39,7 @@ LARGEST = 10**7  # coordinates of all problems together
 class WorkingSets:
     """A batch of problems that share a matrix."""
 
+    objective: Objective
     matrix: Tensor
     vector: Tensor
     squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
@@ -56,7 +57,9 @@ class WorkingSets:
         """Solve from a start (·, n), None where that has found nothing."""
         batch = self.batch or 1
         sets = self.sets.bodies, self.sets.blocks
-        return Search(self._columns(batch), *sets, batch, limits).run(start)
+        found = Search(self._columns(batch), *sets, batch, limits).run(start)
+        # a look at all values takes about as long as a gradient
+        return None if found is None or bool(self.objective.suspect()) else found
 
     def _columns(self, batch: int) -> Columns:
         vector = array_of(self.vector, 1)
@@ -164,9 +167,9 @@ def lay_out_columns(objective: Objective, constraint: Constraint) -> WorkingSets
         return None
     like = vector.new_empty(n) if squared else vector.detach()
     form = constraint.normal_form(n) if constraint.is_plain(like) else None
-    if form is None or bool(objective.suspect()):
+    if form is None:
         return None
     sets = sets_of(form, n, batch)
     if not isinstance(sets, Polytopes) or n * (batch.size or 1) > LARGEST:
         return None
-    return WorkingSets(matrix, vector, squared, sets, n, batch.size, dtype)
+    return WorkingSets(objective, matrix, vector, squared, sets, n, batch.size, dtype)
