@@ -218,9 +218,7 @@ class LeastSquares(Objective):
         if self.A.layout == torch.strided:
             lengths: Tensor = torch.linalg.vector_norm(self.A.detach(), dim=-2)
             return lengths
-        sparse = self._sparse
-        total = sparse.entries.new_zeros(self.A.shape[-1])
-        return total.index_add(0, sparse.pattern.col, sparse.entries**2).sqrt()
+        return self._sparse.lengths.to(self.A.dtype)
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

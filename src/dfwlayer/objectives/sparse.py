@@ -67,15 +67,13 @@ class Pattern:
         return order.to(self.crow.dtype), col
 
 
-_patterns: Kept[Pattern] = Kept()
-
-
 @dataclass(frozen=True)
 class SparseMatrix:
     """A sparse matrix by rows, and its transpose by rows once that is asked for.
 
     A product of torch's with the transpose of a sparse tensor sorts its entries every time, which
-    takes far longer than the product. Here they are sorted once for as long as the tensor lives.
+    takes far longer than the product. Here they are sorted once, and kept for as long as the tensor
+    lives and does not change.
 
     The gradient in the entries is found entry by entry; torch's own, of a product between a
     sparse matrix and a vector, is a dense matrix.
@@ -87,8 +85,12 @@ class SparseMatrix:
     @staticmethod
     def of(A: Tensor) -> SparseMatrix:  # (m, n), CSR or COO
         """The matrix in a sparse tensor."""
-        plain = A.detach() if A.layout == torch.sparse_csr else A.detach().coalesce()
-        return SparseMatrix(_patterns.of(A, lambda: Pattern.of(plain)), plain.values())
+
+        def make() -> SparseMatrix:
+            plain = A.detach() if A.layout == torch.sparse_csr else A.detach().coalesce()
+            return SparseMatrix(Pattern.of(plain), plain.values())
+
+        return _kept.of(A, make)
 
     def product(self, entries: Tensor, x: Tensor) -> Tensor:  # (nnz,), (..., n) -> (..., m)
         """A x, with a gradient in the entries and in x; their numbers are those of the matrix."""
@@ -111,6 +113,21 @@ class SparseMatrix:
         m, n = self.pattern.shape
         begins, row = self.pattern.transposed
         return csr(begins, row, self.entries.index_select(0, self.pattern.order), (n, m))
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:  # (n + 1,), (nnz,), (nnz,)
+        """Where each column begins, the rows of its entries, and these in double precision."""
+        return (*self.pattern.transposed, self.transposed.values().double())
+
+    @cached_property
+    def lengths(self) -> Tensor:  # (n,)
+        """‖A_i‖ of the columns, in double precision."""
+        begins, _, values = self.columns
+        found: Tensor = torch.segment_reduce(values**2, "sum", offsets=begins.long())
+        return found.sqrt()
+
+
+_kept: Kept[SparseMatrix] = Kept()
 
 
 class _Product(torch.autograd.Function):

@@ -198,20 +198,16 @@ class SparseFactor:
     """A sparse A, whose entries are sorted by columns."""
 
     def __init__(self, A: Tensor) -> None:
-        matrix = SparseMatrix.of(A)
-        self.m, self.n = matrix.pattern.shape
-        self.begins, self.rows = matrix.pattern.transposed
-        self.values = matrix.entries.index_select(0, matrix.pattern.order).double()
-        self.arrays = self.begins.numpy(), self.rows.numpy(), self.values.numpy()
+        self.matrix, self.m = SparseMatrix.of(A), len(A)
+        self.arrays = tuple(part.numpy() for part in self.matrix.columns)
 
     @property
     def entries(self) -> int:
-        return len(self.values)
+        return len(self.matrix.entries)
 
-    @cached_property
+    @property
     def lengths(self) -> Array:
-        squares = torch.segment_reduce(self.values**2, "sum", offsets=self.begins.long())
-        found: Array = squares.sqrt().numpy()
+        found: Array = self.matrix.lengths.numpy()
         return found
 
     def combine(self, index: Array, x: Array) -> Array:
@@ -231,12 +227,9 @@ class SparseFactor:
         return out
 
     def adjoint(self, r: Array) -> Array:
-        found: Array = csr_product(self._transposed, torch.from_numpy(r)).contiguous().numpy()
+        transposed = csr(*self.matrix.columns, self.matrix.pattern.shape[::-1])
+        found: Array = csr_product(transposed, torch.from_numpy(r)).contiguous().numpy()
         return found
-
-    @cached_property
-    def _transposed(self) -> Tensor:
-        return csr(self.begins, self.rows, self.values, (self.n, self.m))
 
 
 class Squares:

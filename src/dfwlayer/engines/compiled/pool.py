@@ -48,6 +48,7 @@ from dfwlayer.engines.compiled.threads import spread
 __all__ = ["Pooled", "Search"]
 
 BLOCK, SHARE = 32, 4  # coordinates that join at once: this many, and one for so many that are free
+SEVERAL = 2  # times as many if there are that many problems
 ROUNDS = 200
 SPECTRAL = 8  # steps to a start, for sets without a vertex that is one
 KEPT = 4_000_000  # entries of factors that are kept from round to round
@@ -336,7 +337,7 @@ class Search:
         best = wrong.max(-1, keepdims=True)
         promise = (wrong / np.where(best > 0, best, 1)).max(0)
         found = np.flatnonzero(promise > 0)
-        count = BLOCK + int(self.counts[rows].max()) // SHARE
+        count = BLOCK * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
         if len(found) > count:
             found = found[np.argpartition(-promise[found], count)[:count]]
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.certificate import gap_of
-from dfwlayer.engines.compiled.kernels.dense import STAMP, entry
+from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill
 from dfwlayer.engines.compiled.kernels.exchange import side_of
 from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, ROUNDING, UNFIT, own
 from dfwlayer.engines.compiled.kernels.polytope import (
@@ -51,7 +51,7 @@ def _on_disk(stamp):
                 codes[b] = UNFIT
                 continue
             if not given:
-                guess[:] = 0.0
+                fill(0.0, guess)
                 if not project(body, blocks, z[own(b, z)], at, guess, places[b], scratch):
                     codes[b] = UNFIT
                     continue
@@ -85,7 +85,7 @@ def _on_disk(stamp):
         wrong,  # (B, n), and what follows is where the results go: what a coordinate promises
         found,  # (3, B): how many are wrong, how many that could be, the gap
     ):
-        """The multipliers of the coordinates that were held, and the gap."""
+        """The multipliers of the coordinates that were held, and the gap if none is wrong."""
         _ = stamp
         n, k = g.shape[1], bodies.shape[1]
         guess = np.empty(k)
@@ -122,10 +122,10 @@ def _on_disk(stamp):
                     wrong[b, i] = -ahead / max(lengths[i], 1e-300)
                 elif not ahead >= noise:
                     doubtful += 1
-            for row in range(k):
-                guess[row] = multipliers[b, row]
             found[0, b], found[1, b] = bad, doubtful
-            found[2, b] = gap_of(body, blocks, x[b], g[b], guess)
+            if bad == 0:
+                copy(multipliers[b], guess)
+                found[2, b] = gap_of(body, blocks, x[b], g[b], guess)
 
     @entry
     def correlate(
