@@ -165,7 +165,7 @@ class DenseFactor:
 
     def _parts(self) -> Sequence[Tensor]:
         whole = self.A.dtype == torch.float64
-        return (self.A,) if whole else self.A.split(max(1, AT_ONCE // self.A.shape[1]))
+        return (self.A,) if whole else torch.split(self.A, max(1, AT_ONCE // self.A.shape[1]))
 
     def take(self, pool: Pool, before: int) -> None:
         self.columns = _with_room(self.columns, len(pool), len(self.A))
@@ -247,7 +247,7 @@ class Squares:
 
     @property
     def wide(self) -> bool:
-        return self.b.shape[1] < len(self.lengths)
+        return int(self.b.shape[1]) < len(self.lengths)
 
     @property
     def lengths(self) -> Array:
@@ -303,7 +303,9 @@ class Hessian:
     def _combine(self, index: Array, x: Array) -> Array:  # (k,), (B, k) -> (B, n)
         """Σ x_j P_j, a few rows at a time, as all together may be as much memory as P."""
         if len(index) == len(self.P) and self.P.dtype == torch.float64:
-            return _product(x, self.P)
+            whole = np.empty_like(x)
+            whole[:, index] = x
+            return _product(whole, self.P)
         total, step = np.zeros((len(x), len(self.P))), max(1, AT_ONCE // len(self.P))
         for at in range(0, len(index), step):
             part = slice(at, at + step)

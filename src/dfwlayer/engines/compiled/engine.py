@@ -14,6 +14,7 @@ from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, Attempt, bind, centred
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, Results, lay_out
+from dfwlayer.engines.compiled.pool import Pooled
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
@@ -47,7 +48,9 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     return Attempt(Solution(x, value, gap, steps, status), left)
 
 
-def _found(layout: Layout | WorkingSets, x0: Tensor | None, settings: Settings) -> Results | None:
+def _found(
+    layout: Layout | WorkingSets, x0: Tensor | None, settings: Settings
+) -> Results | Pooled | None:
     batch, n = layout.batch or 1, layout.n
     start = np.zeros((1, n))
     if x0 is not None:

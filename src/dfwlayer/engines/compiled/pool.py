@@ -102,6 +102,7 @@ class Search:
         self.eps, self.tol, self.most = limits
         self.x, self.places = np.zeros((batch, n)), np.zeros((batch, n), np.int8)
         self.codes, self.values = np.zeros((4, batch), np.int64), np.zeros((2, batch))
+        self.codes[SETTLED] = k == ROWS  # a start at its bounds is feasible
         self.multipliers, self.g = np.zeros((batch, k)), np.zeros((batch, n))
         self.todo, self.inside = np.ones(batch, np.bool_), np.zeros(n, np.bool_)
         self.limit = min(n, int((3 * WITHIN * columns.entries) ** (1 / 3)) + BLOCK)
@@ -140,8 +141,6 @@ class Search:
         cold = not start.any()
         if cold:  # what is at zero need not be known elsewhere
             self._look(np.zeros((len(self.x), 0)))
-            if not np.isfinite(self.g).any(-1).all():
-                return False
         given = cold and self._vertices()
         self._place(start, given)
         if not self.todo.any():
@@ -353,7 +352,7 @@ class Search:
                 pivots = self.factors[b].diagonal()[: self.counts[b]]
                 if len(pivots):
                     ratio = max(ratio, pivots.max() / pivots.min())
-        products = spent / (2 * self.columns.entries * len(rows))
+        products = spent / (2 * max(1, self.columns.entries) * len(rows))
         crowded = not self.columns.wide and self.wrong[rows].max() > CROWDED * (n - pool)
         base, rate = EARLY if crowded else LATE
         return bool(products > base + rate * ratio)

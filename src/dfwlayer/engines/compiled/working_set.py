@@ -58,8 +58,12 @@ class WorkingSets:
         batch = self.batch or 1
         sets = self.sets.bodies, self.sets.blocks
         found = Search(self._columns(batch), *sets, batch, limits).run(start)
-        # a look at all values takes about as long as a gradient
-        return None if found is None or bool(self.objective.suspect()) else found
+        if found is None:
+            return None
+        # what of the matrix was never looked at; that takes about as long as a gradient
+        solved = torch.from_numpy(np.flatnonzero(found.codes[0] == SOLVED))
+        part = self.objective.rows(solved)
+        return None if part is None or bool(part.suspect()) else found
 
     def _columns(self, batch: int) -> Columns:
         vector = array_of(self.vector, 1)
@@ -147,7 +151,7 @@ class WorkingSets:
         values = narrowed(torch.from_numpy(total), self.dtype)
         A = self.matrix.detach()
         if A.layout == torch.sparse_csr:
-            return csr(A.crow_indices(), A.col_indices(), values, tuple(A.shape))
+            return csr(A.crow_indices(), A.col_indices(), values, (A.shape[0], A.shape[1]))
         return torch.sparse_coo_tensor(
             A.coalesce().indices(), values, A.shape, is_coalesced=True, check_invariants=False
         )
@@ -156,9 +160,10 @@ class WorkingSets:
 def lay_out_columns(objective: Objective, constraint: Constraint) -> WorkingSets | None:
     """Problems that share a matrix, over sets of bounds, budgets and equations; None for others."""
     given = objective.by_columns()
-    if given is None or given.matrix is None or given.matrix.dim() != 2:
+    matrix = None if given is None else given.matrix
+    if given is None or matrix is None or matrix.dim() != 2:
         return None
-    matrix, vector, squared = given
+    _, vector, squared = given
     n, dtype = objective.shape[0], vector.dtype
     batch = Batch(dtype)
     if dtype not in (torch.float64, torch.float32) or not batch.plain(matrix):
