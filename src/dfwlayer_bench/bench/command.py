@@ -11,12 +11,12 @@ import typer
 from dfwlayer_bench import options
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.small.command import bench_small
-from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
+from dfwlayer_bench.report.terminal import PLAIN, output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfwlayer_bench.bench.store import Cell, Store
+    from dfwlayer_bench.bench.store import Cell
 
 __all__ = ["bench"]
 
@@ -72,9 +72,8 @@ def bench(
         )
     from rich.console import Console
 
-    from dfwlayer_bench.bench.store import Store, StoreError
-    from dfwlayer_bench.report.machine import describe
-    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.bench.run import run_plan, saved_cells
+    from dfwlayer_bench.bench.suite import conduct
     from dfwlayer_bench.systems import SYSTEMS
 
     console = Console(stderr=True)
@@ -94,18 +93,18 @@ def bench(
         memory=memory,
         threads=threads,
     )
-    with hold_threads(threads):
-        machine = describe(device)
-        store = Store(out)
-        identity = identity_of(plan, machine)
-        try:
-            store.open(identity, fresh=fresh)
-            cells, ended = _run(plan, store, console)
-            about = {"command": _command(plan), "machine": machine, **identity}
-            _finish(out, cells, about, console)
-        except (StoreError, OSError) as error:
-            return refuse(console, str(error), 2)
-    return 0 if ended else interrupted(console)
+    return conduct(
+        out,
+        fresh=fresh,
+        threads=threads,
+        device=device,
+        command=_command(plan),
+        identity=lambda machine: identity_of(plan, machine),
+        count=plan.cells,
+        run=lambda store, report: run_plan(plan, store, report),
+        saved=lambda store: saved_cells(plan, store),
+        finish=lambda cells, about: _finish(out, cells, about, console),
+    )
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -119,18 +118,6 @@ def _check_given(context: typer.Context) -> None:
     found = [f"--{name.replace('_', '-')}" for name in ONLY_LARGE if _given(context, name)]
     if found:
         raise typer.BadParameter(f"{', '.join(found)}: not for --suite small; leave it out")
-
-
-def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:
-    """All cells under a progress bar; after an interruption those saved so far."""
-    from dfwlayer_bench.bench.run import run_plan, saved_cells
-    from dfwlayer_bench.report.progress import progress
-
-    try:
-        with progress(console, plan.cells) as report:
-            return run_plan(plan, store, report), True
-    except KeyboardInterrupt:
-        return saved_cells(plan, store), False
 
 
 def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Console) -> None:

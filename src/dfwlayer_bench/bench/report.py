@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.report import text
+from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
 from dfwlayer_bench.systems import FLOOR, label_of
 
@@ -192,21 +191,13 @@ COMPACT = ("system", "time", "× floor", "error of x", "gradient error", "status
 
 def table_of(rows: Sequence[Row], title: str, *, compact: bool = False) -> Table:
     """The rows of one family and size, for the terminal; compact where that is narrow."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     chosen = COMPACT if compact else HEADER
-    for name in chosen:
-        if name == "status":
-            table.add_column(name, justify="left", overflow="fold")
-        else:
-            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+    shown = []
     for row in rows:
         style = "bold" if row.system == "dfwlayer" else ("" if row.status == "ok" else "dim")
         texts = dict(zip(HEADER, _texts(row), strict=True))
-        table.add_row(*(texts[name] for name in chosen), style=style)
-    return table
+        shown.append(([texts[name] for name in chosen], style))
+    return table_of_texts(chosen, shown, title)
 
 
 def groups_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -227,17 +218,7 @@ def write_files(
     folder: Path, cells: Sequence[Cell], rows: Sequence[Row], about: dict[str, Any]
 ) -> None:
     """bench.csv (rows), bench.json (everything) and bench.md (tables and settings)."""
-    with (folder / "bench.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [item.name for item in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    content = {
-        **about,
-        "rows": [asdict(row) for row in rows],
-        "cells": [asdict(cell) for cell in cells],
-    }
-    (folder / "bench.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    (folder / "bench.md").write_text(_markdown(rows, about), encoding="utf-8")
+    write_results(folder, "bench", Row, rows, cells, about, _markdown(rows, about))
 
 
 def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> str:
