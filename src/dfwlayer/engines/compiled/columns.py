@@ -16,14 +16,17 @@ from torch import Tensor
 
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.kernels import outside
+from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.sparse import SparseMatrix
 from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.matrices import csr, csr_product
 
 __all__ = ["Columns", "DenseFactor", "Hessian", "Pool", "SparseFactor", "Squares"]
 
-FIRST = 256  # coordinates that there is memory for in the beginning; it doubles
-AT_ONCE = 200_000  # entries in single precision that are converted at once
+FIRST = (
+    128  # coordinates that there is memory for in the beginning, and half as many more each time
+)
+AT_ONCE = 50_000  # entries in single precision that are converted at once
 
 _lengths: Kept[Array] = Kept()  # which tell rounding and a good choice, nothing else
 
@@ -61,7 +64,7 @@ class Pool:
 
 def _with_room(old: Tensor, *least: int) -> Tensor:
     """Memory of at least that shape, with what is in the old one."""
-    shape = [h if h >= n else 2 * n for h, n in zip(old.shape, least, strict=True)]
+    shape = [h if h >= n else n + n // 4 for h, n in zip(old.shape, least, strict=True)]
     if shape == list(old.shape):
         return old
     new = old.new_zeros(shape)
@@ -180,18 +183,25 @@ class DenseFactor:
         return _product(r, self.columns[: len(pool)].t())
 
     def adjoint(self, r: Array) -> Array:
-        if self.A.dtype == torch.float64:
-            return _product(r, self.A)
-        total, at = np.zeros((len(r), self.A.shape[1])), 0
-        for part in self._parts():
-            total += _product(r[:, at : at + len(part)], part.double())
-            at += len(part)
-        return total
+        return _product(r, self.A) if self.A.dtype == torch.float64 else _sum_of_rows(r, self.A)
 
 
 def _product(x: Array, matrix: Tensor) -> Array:  # (B, k), (k, n) -> (B, n)
     found: Array = (torch.from_numpy(x) @ matrix).numpy()
     return found
+
+
+def _sum_of_rows(x: Array, matrix: Tensor, index: Array | None = None) -> Array:
+    """Σ x_i M_i over some rows of a matrix, in double precision without a copy of them."""
+    index = np.arange(len(matrix)) if index is None else index
+    out = np.zeros((len(x), matrix.shape[1]))
+    given = matrix.numpy(), index, np.ascontiguousarray(x), out
+    spread(
+        lambda first, end: outside.sum_rows(first, end, *given),
+        out.shape[1],
+        2 * len(index) * len(x),
+    )
+    return out
 
 
 class SparseFactor:
@@ -300,24 +310,11 @@ class Hessian:
         found: Array = self.P.diagonal().double().clamp_min(0).sqrt().numpy()
         return found
 
-    def _combine(self, index: Array, x: Array) -> Array:  # (k,), (B, k) -> (B, n)
-        """Σ x_j P_j, a few rows at a time, as all together may be as much memory as P."""
-        if len(index) == len(self.P) and self.P.dtype == torch.float64:
-            whole = np.empty_like(x)
-            whole[:, index] = x
-            return _product(whole, self.P)
-        total, step = np.zeros((len(x), len(self.P))), max(1, AT_ONCE // len(self.P))
-        for at in range(0, len(index), step):
-            part = slice(at, at + step)
-            rows = self.P.index_select(0, torch.from_numpy(index[part])).double()
-            total += _product(x[:, part], rows)
-        return total
-
     def hold(self, x: Array) -> None:
         self.pool, self.held, self.others = Pool(), self.own, x.copy()
         at = np.flatnonzero(x.any(0))
         if len(at):
-            self.held = self.own + self._combine(at, x[:, at])
+            self.held = self.own + _sum_of_rows(x[:, at], self.P, at)
 
     def extend(self, new: Array, x: Array) -> None:
         self.pool.add(new)
@@ -325,7 +322,7 @@ class Hessian:
         self.pool.put(self.P[rows[:, None], columns].double())
         self.others[:, new] = 0
         if x.any():
-            self.held = self.held - self._combine(new, x)
+            self.held = self.held - _sum_of_rows(x, self.P, new)
 
     def linear(self) -> Array:
         return np.ascontiguousarray(self.held[:, self.pool.index])
@@ -342,4 +339,4 @@ class Hessian:
 
     def product(self, u: Array) -> Array:
         at = np.flatnonzero(u.any(0))
-        return self._combine(self.pool.index[at], np.ascontiguousarray(u[:, at]))
+        return _sum_of_rows(u[:, at], self.P, self.pool.index[at])

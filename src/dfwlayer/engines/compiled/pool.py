@@ -51,7 +51,7 @@ BLOCK, SHARE = 32, 4  # coordinates that join at once: this many, and one for so
 SEVERAL = 2  # times as many if there are that many problems
 ROUNDS = 200
 SPECTRAL = 8  # steps to a start, for sets without a vertex that is one
-KEPT = 4_000_000  # entries of factors that are kept from round to round
+KEPT = 32_000_000  # entries that may be set aside for factors that are kept from round to round
 # Products with the whole matrix that may be spent before others should look, for a pool that is
 # well conditioned and times the square root of its condition, which is about what these need: the
 # first pair where most of the other coordinates are still wrong, so that many will be free

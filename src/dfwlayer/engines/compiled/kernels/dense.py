@@ -26,6 +26,7 @@ __all__ = [
     "forward",
     "kernel",
     "product",
+    "summing",
     "times",
     "value_and_gradient",
 ]

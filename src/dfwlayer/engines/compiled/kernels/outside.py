@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.certificate import gap_of
-from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill
+from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, summing
 from dfwlayer.engines.compiled.kernels.exchange import side_of
 from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, ROUNDING, UNFIT, own
 from dfwlayer.engines.compiled.kernels.polytope import (
@@ -22,7 +22,17 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 )
 from dfwlayer.engines.compiled.kernels.search import fit
 
-__all__ = ["assess", "begin", "combine", "correlate", "dots"]
+__all__ = ["assess", "begin", "combine", "correlate", "dots", "sum_rows"]
+
+
+TILE = 2048  # columns whose sums stay in the fastest memory
+
+
+@summing
+def _add_rows(a, b, c, d, rows, i, j, k, m, first, end, out):
+    """Add four rows, each times a number, to some columns of a sum."""
+    for at in range(first, end):
+        out[at] += a * rows[i, at] + b * rows[j, at] + c * rows[k, at] + d * rows[m, at]
 
 
 def _on_disk(stamp):
@@ -171,7 +181,33 @@ def _on_disk(stamp):
                     for e in range(begins[columns[a]], begins[columns[a] + 1]):
                         out[b, rows[e]] += x[b, a] * values[e]
 
-    return begin, assess, correlate, dots, combine
+    @entry
+    def sum_rows(first, end, matrix, index, x, out):
+        """Add Σ x_a M_a over some rows (k,) of a matrix to columns of out (B, n), x (B, k)."""
+        _ = stamp
+        k = len(index)
+        for b in range(len(x)):
+            for left in range(first, end, TILE):
+                right = min(left + TILE, end)
+                for a in range(0, k, 4):
+                    i, j = min(a + 1, k - 1), min(a + 2, k - 1)
+                    m = min(a + 3, k - 1)
+                    _add_rows(
+                        x[b, a],
+                        x[b, i] if a + 1 < k else 0.0,
+                        x[b, j] if a + 2 < k else 0.0,
+                        x[b, m] if a + 3 < k else 0.0,
+                        matrix,
+                        index[a],
+                        index[i],
+                        index[j],
+                        index[m],
+                        left,
+                        right,
+                        out[b],
+                    )
+
+    return begin, assess, correlate, dots, combine, sum_rows
 
 
-begin, assess, correlate, dots, combine = _on_disk(STAMP)
+begin, assess, correlate, dots, combine, sum_rows = _on_disk(STAMP)
