@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.bench.store import Cell
+from dfwlayer_bench.bench.turns import TimedCell
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
@@ -22,8 +23,10 @@ __all__ = [
     "Row",
     "by_system",
     "groups_of",
+    "median",
     "outcome_of",
     "rows_of",
+    "settings_by_system",
     "settings_text",
     "table_of",
     "write_files",
@@ -96,13 +99,13 @@ def _row(cells: list[Cell], floors: dict[tuple[str, int, int], float]) -> Row:
         **vars(outcome),
         active=sum(bool(cell.constraint_active) for cell in good),
         calls=len(times),
-        seconds=_median(times),
+        seconds=median(times),
         seconds_low=low,
         seconds_high=high,
-        ratio=_median(ratios),
-        error=_median(cell.error for cell in good),
-        cosine=_median(cell.cosine for cell in good),
-        gradient_error=_median(cell.gradient_error for cell in good),
+        ratio=median(ratios),
+        error=median(cell.error for cell in good),
+        cosine=median(cell.cosine for cell in good),
+        gradient_error=median(cell.gradient_error for cell in good),
         violation=max((c.violation for c in good if c.violation is not None), default=None),
         memory_mb=max((c.memory_mb for c in good if c.memory_mb is not None), default=None),
         settings=settings_text([cell.settings for cell in good]),
@@ -138,7 +141,17 @@ def settings_text(settings: Sequence[dict[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def settings_by_system(names: Iterable[str], cells: Sequence[TimedCell]) -> dict[str, str]:
+    """The settings of each system that was told any, as text."""
+    found = {
+        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
+        for name in names
+    }
+    return {name: settings_text(own) for name, own in found.items() if own}
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """That of those that are known, None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -40,6 +40,7 @@ class Passes:
 class TimedCell(Protocol):
     """One system on one problem, a dataclass; ``status`` as of `bench.store.Cell`."""
 
+    system: str
     status: str
     detail: str
     forward_seconds: list[float]

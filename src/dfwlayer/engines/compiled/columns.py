@@ -242,6 +242,12 @@ class SparseFactor:
         return found
 
 
+def _weighed(x: Array, weight: Array) -> Array:  # (B, n), (n,) -> (B,)
+    """Σ w_i |x_i|."""
+    found: Array = np.einsum("bi,i->b", np.abs(x), weight)
+    return found
+
+
 class Squares:
     """½‖Ax − b‖² with r = s + Σ x_j A_j over the pool."""
 
@@ -287,7 +293,7 @@ class Squares:
         return 0.5 * np.einsum("bi,bi->b", r, r), self.factor.adjoint(r)
 
     def sizes(self, x: Array) -> Array:
-        total: Array = np.linalg.norm(self.b, axis=-1) + np.abs(x) @ self.lengths
+        total: Array = np.linalg.norm(self.b, axis=-1) + _weighed(x, self.lengths)
         return total
 
     def product(self, u: Array) -> Array:
@@ -334,8 +340,7 @@ class Hessian:
         return 0.5 * (inner + np.einsum("bi,bi->b", self.others[rows], both)), g
 
     def sizes(self, x: Array) -> Array:
-        total: Array = np.abs(x) @ self.lengths
-        return total
+        return _weighed(x, self.lengths)
 
     def product(self, u: Array) -> Array:
         at = np.flatnonzero(u.any(0))

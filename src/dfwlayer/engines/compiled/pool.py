@@ -57,6 +57,7 @@ KEPT = 32_000_000  # entries that may be set aside for factors that are kept fro
 # first pair where most of the other coordinates are still wrong, so that many will be free
 EARLY, LATE = (5.0, 3.0), (50.0, 30.0)
 CROWDED = 0.5
+LAUNCH = 500_000  # operations that could be done while those of one step are launched
 MANY = 0.25  # of the coordinates
 WITHIN = 200  # products: no more coordinates may be free than have a factor that costs as much
 
@@ -352,7 +353,7 @@ class Search:
                 pivots = self.factors[b].diagonal()[: self.counts[b]]
                 if len(pivots):
                     ratio = max(ratio, pivots.max() / pivots.min())
-        products = spent / (2 * max(1, self.columns.entries) * len(rows))
+        products = spent / (2 * self.columns.entries * len(rows) + LAUNCH)
         crowded = not self.columns.wide and self.wrong[rows].max() > CROWDED * (n - pool)
         base, rate = EARLY if crowded else LATE
         return bool(products > base + rate * ratio)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfwlayer_bench.bench.report import settings_text
+from dfwlayer_bench.bench.report import median, settings_by_system
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
 from dfwlayer_bench.report import text
@@ -65,10 +64,10 @@ def rows_of(cells: Sequence[SmallCell]) -> list[SmallRow]:
 
 
 def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
-    both, forward = _median(cell.both_seconds), _median(cell.forward_seconds)
+    both, forward = median(cell.both_seconds), median(cell.forward_seconds)
     ratio = None
     if ours is not None:
-        base = _median(ours.forward_seconds if both is None else ours.both_seconds)
+        base = median(ours.forward_seconds if both is None else ours.both_seconds)
         own = forward if both is None else both
         ratio = None if own is None or base is None else own / base
     return SmallRow(
@@ -87,10 +86,6 @@ def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
         gradient_error=cell.gradient_error,
         violation=cell.violation,
     )
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def groups_of(rows: Sequence[SmallRow]) -> list[tuple[str, list[SmallRow]]]:
@@ -130,11 +125,7 @@ def table_of(rows: Sequence[SmallRow], title: str) -> Table:
 
 def settings_of(cells: Sequence[SmallCell]) -> dict[str, str]:
     """What each system was told."""
-    found = {
-        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
-        for name in SYSTEMS
-    }
-    return {name: settings_text(own) for name, own in found.items() if own}
+    return settings_by_system(SYSTEMS, cells)
 
 
 def write_files(
