@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer import LeastSquares, LpBall, Quadratic, Solution, Status, solve
+from dfwlayer import LeastSquares, LpBall, Quadratic, Solution, Status, solve, warm_up
 
 QUICK = "DFW_QUICK" in os.environ
 MB = 2**20
@@ -145,8 +145,9 @@ if unknown := set(chosen) - set(PARTS):
     sys.exit(f"parts: expected some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
 
 # what libraries set up in their first calls is not counted
-first = torch.randn(64, requires_grad=True)
-solve(Quadratic(torch.eye(64), first), LpBall(1)).x.sum().backward()
+warm_up()
+first = torch.randn(400, requires_grad=True)
+solve(Quadratic(torch.eye(400), first), LpBall(1)).x.sum().backward()
 
 for part in chosen:
     torch.manual_seed(0)  # the same problems, whatever ran before

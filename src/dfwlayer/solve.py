@@ -29,6 +29,7 @@ from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
+from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution
@@ -104,22 +105,26 @@ def solve(
 
 
 def warm_up() -> bool:
-    """Compile now what the first small problems would have to wait for.
+    """Compile now what the first solves on the CPU would have to wait for.
 
-    The first solve of a small problem on the CPU compiles the code for it, which takes some
-    seconds; afterwards it is on disk, and a new process loads it in less than one. Call this where
-    a wait does no harm: when an image is built, before workers are forked, at the start of a
-    program.
+    The first solve of a small problem, or of one of which few coordinates are free, compiles the
+    code for it, which takes some seconds; afterwards it is on disk, and a new process loads it in
+    about one. Call this where a wait does no harm: when an image is built, before workers are
+    forked, at the start of a program.
 
     Returns:
         Whether there is compiled code; without Numba tensor operations solve everything.
 
     """
     with compiled.using(True), torch.enable_grad():
-        for p in (1.0, 2.0):  # flat sets and round ones
-            q = torch.ones(2, dtype=torch.float64, requires_grad=True)
-            x = solve(Quadratic(torch.eye(2, dtype=q.dtype), q), LpBall(p)).x
-            torch.autograd.grad(x.sum(), q)
+        eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+        q.requires_grad_()
+        for objective, p in (
+            (Quadratic(eye, q), 1.0),  # flat sets and round ones
+            (Quadratic(eye, q), 2.0),
+            (LeastSquares(eye.to_sparse(), q), 1.0),  # by columns
+        ):
+            torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()
 
 

@@ -46,7 +46,9 @@ Suite = Annotated[
     typer.Option(
         help="large: one problem with an l1 ball, hundreds of variables. small: batches of small "
         "problems over five kinds of sets, for which --sizes are problems x variables such as "
-        "64x10, --family names the sets and --threads is 2; results in bench-results-small."
+        "64x10, --family names the sets and --threads is 2; results in bench-results-small. "
+        "lasso: sparse least squares, for which --family names the problems and --threads is 2; "
+        "results in bench-results-lasso."
     ),
 ]
 Systems = Annotated[

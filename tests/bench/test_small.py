@@ -13,7 +13,6 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from dfwlayer_bench.bench.run import in_turns
-from dfwlayer_bench.bench.small.passes import Passes
 from dfwlayer_bench.bench.small.problems import (
     SETS,
     largest_error,
@@ -23,6 +22,7 @@ from dfwlayer_bench.bench.small.problems import (
 from dfwlayer_bench.bench.small.report import rows_of
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS, SmallSystem
+from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.cli import build_app
 
 OURS = ["dfwlayer", "dfwlayer-eager"]

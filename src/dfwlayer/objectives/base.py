@@ -211,6 +211,10 @@ class Objective(ABC):
         """The objective as one dense quadratic function, None where it is something else."""
         return None
 
+    def by_columns(self) -> Dense | None:
+        """Like `dense`, with a matrix that may be sparse: single columns of it can be had."""
+        return self.dense()
+
     @property
     def recordable(self) -> bool:
         """Whether no operation makes the host wait for a GPU, so that a CUDA graph may hold it."""

@@ -79,6 +79,10 @@ class LeastSquares(Objective):
         """A and b, unless A is sparse."""
         return Dense(self.A, self.b, squared=True) if self.A.layout == torch.strided else None
 
+    def by_columns(self) -> Dense:
+        """A and b."""
+        return Dense(self.A, self.b, squared=True)
+
     def suspect(self) -> Tensor:
         """Whether values are not finite."""
         return ~torch.isfinite(self.b.detach().sum() + self._stored().sum())
@@ -214,9 +218,7 @@ class LeastSquares(Objective):
         if self.A.layout == torch.strided:
             lengths: Tensor = torch.linalg.vector_norm(self.A.detach(), dim=-2)
             return lengths
-        sparse = self._sparse
-        total = sparse.entries.new_zeros(self.A.shape[-1])
-        return total.index_add(0, sparse.col.long(), sparse.entries**2).sqrt()
+        return self._sparse.lengths.to(self.A.dtype)
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""

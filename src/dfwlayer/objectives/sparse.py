@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.matrices import csr, csr_product
 
-__all__ = ["SparseMatrix", "stored_entries"]
+__all__ = ["Pattern", "SparseMatrix", "stored_entries"]
 
 
 def stored_entries(A: Tensor) -> Tensor:
@@ -21,34 +22,75 @@ def stored_entries(A: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """Where the entries of a sparse matrix are, by rows.
+
+    Indices have 32 bits where that is enough: a product is as fast as the memory it reads.
+    """
+
+    crow: Tensor  # (m + 1,), where each row begins
+    col: Tensor  # (nnz,)
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(A: Tensor) -> Pattern:  # (m, n), CSR, or COO with every entry once
+        """That of a sparse tensor."""
+        m, n = A.shape
+        index = _index_type(m, n, A._nnz())
+        if A.layout == torch.sparse_csr:
+            return Pattern(A.crow_indices().to(index), A.col_indices().to(index), (m, n))
+        row, col = A.indices()
+        return Pattern(_begins(row, m).to(index), col.to(index), (m, n))
+
+    @cached_property
+    def row(self) -> Tensor:  # (nnz,)
+        """The row of each entry."""
+        count = self.crow.diff()
+        each = torch.arange(self.shape[0], dtype=self.crow.dtype, device=self.crow.device)
+        return each.repeat_interleave(count)
+
+    @cached_property
+    def order(self) -> Tensor:  # (nnz,)
+        """The entries in the order of the columns."""
+        return self._by_column[0]
+
+    @cached_property
+    def transposed(self) -> tuple[Tensor, Tensor]:  # (n + 1,), (nnz,)
+        """Where each row of the transpose begins, and the columns of its entries."""
+        _, col = self._by_column
+        begins = _begins(col, self.shape[1]).to(self.crow.dtype)
+        return begins, self.row.index_select(0, self.order)
+
+    @cached_property
+    def _by_column(self) -> tuple[Tensor, Tensor]:
+        col, order = self.col.sort(stable=True)
+        return order.to(self.crow.dtype), col
+
+
+@dataclass(frozen=True)
 class SparseMatrix:
     """A sparse matrix by rows, and its transpose by rows once that is asked for.
 
     A product of torch's with the transpose of a sparse tensor sorts its entries every time, which
-    takes far longer than the product. Here they are sorted once. Indices have 32 bits where that
-    is enough: a product is as fast as the memory it reads.
+    takes far longer than the product. Here they are sorted once, and kept for as long as the tensor
+    lives and does not change.
 
     The gradient in the entries is found entry by entry; torch's own, of a product between a
     sparse matrix and a vector, is a dense matrix.
     """
 
-    crow: Tensor  # (m + 1,), where each row begins
-    col: Tensor  # (nnz,)
+    pattern: Pattern
     entries: Tensor  # (nnz,), without gradient
-    shape: tuple[int, int]
 
     @staticmethod
     def of(A: Tensor) -> SparseMatrix:  # (m, n), CSR or COO
         """The matrix in a sparse tensor."""
-        A = A.detach() if A.layout == torch.sparse_csr else A.detach().coalesce()
-        m, n = A.shape
-        index = _index_type(m, n, A._nnz())
-        if A.layout == torch.sparse_csr:
-            return SparseMatrix(
-                A.crow_indices().to(index), A.col_indices().to(index), A.values(), (m, n)
-            )
-        row, col = A.indices()
-        return SparseMatrix(_begins(row, m).to(index), col.to(index), A.values(), (m, n))
+
+        def make() -> SparseMatrix:
+            plain = A.detach() if A.layout == torch.sparse_csr else A.detach().coalesce()
+            return SparseMatrix(Pattern.of(plain), plain.values())
+
+        return _kept.of(A, make)
 
     def product(self, entries: Tensor, x: Tensor) -> Tensor:  # (nnz,), (..., n) -> (..., m)
         """A x, with a gradient in the entries and in x; their numbers are those of the matrix."""
@@ -61,25 +103,31 @@ class SparseMatrix:
         return out
 
     @cached_property
-    def row(self) -> Tensor:  # (nnz,)
-        """The row of each entry."""
-        count = self.crow.diff()
-        each = torch.arange(self.shape[0], dtype=self.crow.dtype, device=self.crow.device)
-        return each.repeat_interleave(count)
-
-    @cached_property
     def matrix(self) -> Tensor:  # (m, n)
         """As a CSR tensor."""
-        return csr(self.crow, self.col, self.entries, self.shape)
+        return csr(self.pattern.crow, self.pattern.col, self.entries, self.pattern.shape)
 
     @cached_property
     def transposed(self) -> Tensor:  # (n, m)
         """The transpose as a CSR tensor."""
-        m, n = self.shape
-        col, order = self.col.sort(stable=True)
-        row = self.row.index_select(0, order)
-        begins = _begins(col, n).to(self.crow.dtype)
-        return csr(begins, row, self.entries.index_select(0, order), (n, m))
+        m, n = self.pattern.shape
+        begins, row = self.pattern.transposed
+        return csr(begins, row, self.entries.index_select(0, self.pattern.order), (n, m))
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:  # (n + 1,), (nnz,), (nnz,)
+        """Where each column begins, the rows of its entries, and these in double precision."""
+        return (*self.pattern.transposed, self.transposed.values().double())
+
+    @cached_property
+    def lengths(self) -> Tensor:  # (n,)
+        """‖A_i‖ of the columns, in double precision."""
+        begins, _, values = self.columns
+        found: Tensor = torch.segment_reduce(values**2, "sum", offsets=begins.long())
+        return found.sqrt()
+
+
+_kept: Kept[SparseMatrix] = Kept()
 
 
 class _Product(torch.autograd.Function):
@@ -98,8 +146,10 @@ class _Product(torch.autograd.Function):
         in_entries = in_x = None
         if ctx.needs_input_grad[0]:
             left, right = (x, grad) if ctx.transpose else (grad, x)
-            in_entries = left.index_select(-1, of.row) * right.index_select(-1, of.col)
-            in_entries = in_entries.sum_to_size(len(of.col))
+            in_entries = left.index_select(-1, of.pattern.row) * right.index_select(
+                -1, of.pattern.col
+            )
+            in_entries = in_entries.sum_to_size(len(of.entries))
         if ctx.needs_input_grad[1]:
             in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)
         return in_entries, in_x, None, None

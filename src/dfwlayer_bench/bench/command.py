@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dfwlayer_bench import options
+from dfwlayer_bench.bench.lasso.command import bench_lasso
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.small.command import bench_small
-from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
+from dfwlayer_bench.report.terminal import PLAIN, output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfwlayer_bench.bench.store import Cell, Store
+    from dfwlayer_bench.bench.store import Cell
 
 __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
-SMALL_OUT = Path("bench-results-small")
+SMALL_OUT, LASSO_OUT = Path("bench-results-small"), Path("bench-results-lasso")
 ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
@@ -56,9 +58,21 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small"))
+    options.check_names("--suite", [suite], ("large", "small", "lasso"))
+    if suite == "lasso":
+        _check_given(context, suite, (*ONLY_LARGE, "sizes"))
+        return bench_lasso(
+            problems=family,
+            systems=systems,
+            repeats=repeats,
+            seed=seed,
+            out=out if _given(context, "out") else LASSO_OUT,
+            fresh=fresh,
+            quick=quick,
+            threads=threads,
+        )
     if suite == "small":
-        _check_given(context)
+        _check_given(context, suite, ONLY_LARGE)
         return bench_small(
             sizes=sizes,
             sets=family,
@@ -72,9 +86,8 @@ def bench(
         )
     from rich.console import Console
 
-    from dfwlayer_bench.bench.store import Store, StoreError
-    from dfwlayer_bench.report.machine import describe
-    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.bench.run import run_plan, saved_cells
+    from dfwlayer_bench.bench.suite import conduct
     from dfwlayer_bench.systems import SYSTEMS
 
     console = Console(stderr=True)
@@ -94,18 +107,18 @@ def bench(
         memory=memory,
         threads=threads,
     )
-    with hold_threads(threads):
-        machine = describe(device)
-        store = Store(out)
-        identity = identity_of(plan, machine)
-        try:
-            store.open(identity, fresh=fresh)
-            cells, ended = _run(plan, store, console)
-            about = {"command": _command(plan), "machine": machine, **identity}
-            _finish(out, cells, about, console)
-        except (StoreError, OSError) as error:
-            return refuse(console, str(error), 2)
-    return 0 if ended else interrupted(console)
+    return conduct(
+        out,
+        fresh=fresh,
+        threads=threads,
+        device=device,
+        command=_command(plan),
+        identity=lambda machine: identity_of(plan, machine),
+        count=plan.cells,
+        run=lambda store, report: run_plan(plan, store, report),
+        saved=lambda store: saved_cells(plan, store),
+        finish=lambda cells, about: _finish(out, cells, about, console),
+    )
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -114,23 +127,11 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_given(context: typer.Context) -> None:
-    """Raise an error that names the options which only the large suite has."""
-    found = [f"--{name.replace('_', '-')}" for name in ONLY_LARGE if _given(context, name)]
+def _check_given(context: typer.Context, suite: str, others: Sequence[str]) -> None:
+    """Raise an error that names the options which only other suites have."""
+    found = [f"--{name.replace('_', '-')}" for name in others if _given(context, name)]
     if found:
-        raise typer.BadParameter(f"{', '.join(found)}: not for --suite small; leave it out")
-
-
-def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:
-    """All cells under a progress bar; after an interruption those saved so far."""
-    from dfwlayer_bench.bench.run import run_plan, saved_cells
-    from dfwlayer_bench.report.progress import progress
-
-    try:
-        with progress(console, plan.cells) as report:
-            return run_plan(plan, store, report), True
-    except KeyboardInterrupt:
-        return saved_cells(plan, store), False
+        raise typer.BadParameter(f"{', '.join(found)}: not for --suite {suite}; leave it out")
 
 
 def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Console) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.bench.store import Cell
+from dfwlayer_bench.bench.turns import TimedCell
 from dfwlayer_bench.report import text
+from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
 from dfwlayer_bench.systems import FLOOR, label_of
 
@@ -23,8 +23,10 @@ __all__ = [
     "Row",
     "by_system",
     "groups_of",
+    "median",
     "outcome_of",
     "rows_of",
+    "settings_by_system",
     "settings_text",
     "table_of",
     "write_files",
@@ -97,13 +99,13 @@ def _row(cells: list[Cell], floors: dict[tuple[str, int, int], float]) -> Row:
         **vars(outcome),
         active=sum(bool(cell.constraint_active) for cell in good),
         calls=len(times),
-        seconds=_median(times),
+        seconds=median(times),
         seconds_low=low,
         seconds_high=high,
-        ratio=_median(ratios),
-        error=_median(cell.error for cell in good),
-        cosine=_median(cell.cosine for cell in good),
-        gradient_error=_median(cell.gradient_error for cell in good),
+        ratio=median(ratios),
+        error=median(cell.error for cell in good),
+        cosine=median(cell.cosine for cell in good),
+        gradient_error=median(cell.gradient_error for cell in good),
         violation=max((c.violation for c in good if c.violation is not None), default=None),
         memory_mb=max((c.memory_mb for c in good if c.memory_mb is not None), default=None),
         settings=settings_text([cell.settings for cell in good]),
@@ -139,7 +141,17 @@ def settings_text(settings: Sequence[dict[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def settings_by_system(names: Iterable[str], cells: Sequence[TimedCell]) -> dict[str, str]:
+    """The settings of each system that was told any, as text."""
+    found = {
+        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
+        for name in names
+    }
+    return {name: settings_text(own) for name, own in found.items() if own}
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """That of those that are known, None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -192,21 +204,13 @@ COMPACT = ("system", "time", "× floor", "error of x", "gradient error", "status
 
 def table_of(rows: Sequence[Row], title: str, *, compact: bool = False) -> Table:
     """The rows of one family and size, for the terminal; compact where that is narrow."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
     chosen = COMPACT if compact else HEADER
-    for name in chosen:
-        if name == "status":
-            table.add_column(name, justify="left", overflow="fold")
-        else:
-            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+    shown = []
     for row in rows:
         style = "bold" if row.system == "dfwlayer" else ("" if row.status == "ok" else "dim")
         texts = dict(zip(HEADER, _texts(row), strict=True))
-        table.add_row(*(texts[name] for name in chosen), style=style)
-    return table
+        shown.append(([texts[name] for name in chosen], style))
+    return table_of_texts(chosen, shown, title)
 
 
 def groups_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -227,17 +231,7 @@ def write_files(
     folder: Path, cells: Sequence[Cell], rows: Sequence[Row], about: dict[str, Any]
 ) -> None:
     """bench.csv (rows), bench.json (everything) and bench.md (tables and settings)."""
-    with (folder / "bench.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [item.name for item in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    content = {
-        **about,
-        "rows": [asdict(row) for row in rows],
-        "cells": [asdict(cell) for cell in cells],
-    }
-    (folder / "bench.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    (folder / "bench.md").write_text(_markdown(rows, about), encoding="utf-8")
+    write_results(folder, "bench", Row, rows, cells, about, _markdown(rows, about))
 
 
 def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> str:

@@ -34,6 +34,11 @@ PACKAGES = (
     "proxsuite",
     "qpax",
     "daqp",
+    "celer",
+    "skglm",
+    "adelie",
+    "spgl1",
+    "scikit-learn",
 )
 
 

@@ -14,6 +14,8 @@ from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, Attempt, bind, centred
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, Results, lay_out
+from dfwlayer.engines.compiled.pool import Pooled
+from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
 from dfwlayer.solution import Solution
@@ -23,7 +25,8 @@ __all__ = ["attempt"]
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt, None if that is nothing."""
-    layout = lay_out(arguments.objective, arguments.constraint)
+    given = arguments.objective, arguments.constraint
+    layout = lay_out(*given) or lay_out_columns(*given)
     if layout is None:
         return None
     found = _found(layout, arguments.x0, settings)
@@ -45,7 +48,9 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     return Attempt(Solution(x, value, gap, steps, status), left)
 
 
-def _found(layout: Layout, x0: Tensor | None, settings: Settings) -> Results | None:
+def _found(
+    layout: Layout | WorkingSets, x0: Tensor | None, settings: Settings
+) -> Results | Pooled | None:
     batch, n = layout.batch or 1, layout.n
     start = np.zeros((1, n))
     if x0 is not None:
@@ -62,7 +67,9 @@ def _found(layout: Layout, x0: Tensor | None, settings: Settings) -> Results | N
         if not np.isfinite(start[0]).all() and len(start) == 1:
             return None
     limits = torch.finfo(layout.dtype).eps, settings.tol, settings.max_steps
-    found = layout.sets.search(layout.objective, start, limits, batch)
+    found = layout.search(start, limits)
+    if found is None:
+        return None
     left = found.codes[0] != SOLVED
     if left.any():
         if left.all():
@@ -79,7 +86,7 @@ class _Solution(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        layout: Layout,
+        layout: Layout | WorkingSets,
         found: Results,
         arguments: Arguments,
         settings: Settings,
@@ -91,7 +98,7 @@ class _Solution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        layout: Layout = ctx.layout
+        layout: Layout | WorkingSets = ctx.layout
         # lets torch raise if one of them was changed in place since the solve
         saved = ctx.saved_tensors
         asked: tuple[bool, ...] = ctx.needs_input_grad[5:]

@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Flat, Round
+from dfwlayer.engines.compiled.arrays import (
+    Array,
+    Batch,
+    Gradients,
+    array_of,
+    outer,
+    signs,
+    summed,
+)
 from dfwlayer.engines.compiled.kernels import ball, search
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.kernels.polytope import (
@@ -31,13 +39,10 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
 
-__all__ = ["Layout", "Results", "lay_out"]
+__all__ = ["Adjoint", "Layout", "Polytopes", "Results", "drop_lost", "lay_out", "sets_of"]
 
 LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fast
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Gradients = list[Tensor | None]
 
 
 class Results(NamedTuple):
@@ -94,8 +99,8 @@ class Quadratics:
         x = found.x
         to_matrix = asked[0] and self.matrix is not None
         if not self.squared:
-            of_matrix = _outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if to_matrix else None
-            return [of_matrix, _summed(self.vector, -u) if asked[1] else None]
+            of_matrix = outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if to_matrix else None
+            return [of_matrix, summed(self.vector, -u) if asked[1] else None]
         # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
         left = found.codes[0, :, None] != SOLVED
         with np.errstate(all="ignore"):  # the numbers of what was left may be any
@@ -104,8 +109,8 @@ class Quadratics:
         of_matrix = None
         if to_matrix:
             residual = np.where(left, 0.0, residual)
-            of_matrix = _outer(self.matrix, (-moved, x), (-residual, u))
-        return [of_matrix, _summed(self.vector, moved) if asked[1] else None]
+            of_matrix = outer(self.matrix, (-moved, x), (-residual, u))
+        return [of_matrix, summed(self.vector, moved) if asked[1] else None]
 
 
 class Sets(Protocol):
@@ -195,15 +200,15 @@ class Polytopes:
                 held: Array | None = None
                 if next(want):
                     held = np.where(places[:, first:end] == place, rest[:, first:end], 0.0)
-                gradients.append(None if held is None else _summed(side, held))
+                gradients.append(None if held is None else summed(side, held))
         for j, row in enumerate(self.rows, start=ROWS):
             at, own = slice(row.first, row.end), slice(j, j + 1)
             pull: Array | None = None
             if next(want):
                 pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
-                pull = pull * sides[:, at] * _signs(row.slope) if row.kind == BUDGET else pull
-            gradients.append(None if pull is None else _summed(row.slope, pull))
-            gradients.append(_summed(row.total, nu[:, own]) if next(want) else None)
+                pull = pull * sides[:, at] * signs(row.slope) if row.kind == BUDGET else pull
+            gradients.append(None if pull is None else summed(row.slope, pull))
+            gradients.append(summed(row.total, nu[:, own]) if next(want) else None)
         return gradients
 
 
@@ -245,8 +250,8 @@ class Balls:
         of_weight: Tensor | None = None
         if asked[0]:
             pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
-            of_weight = _summed(self.weight, -self.weights * found.x * pull * _signs(self.weight))
-        return [of_weight, _summed(self.radius, adjoint.nu) if asked[1] else None]
+            of_weight = summed(self.weight, -self.weights * found.x * pull * signs(self.weight))
+        return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
 
 
 @dataclass(frozen=True)
@@ -264,21 +269,29 @@ class Layout:
         """What a gradient may be asked for, those of the objective first."""
         return (*self.objective.tensors, *self.sets.tensors)
 
+    def search(self, start: Array, limits: tuple[float, float, int]) -> Results:
+        """Solve from a start (·, n), with eps of the dtype, the tolerance and the most steps."""
+        return self.sets.search(self.objective, start, limits, self.batch or 1)
+
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
         adjoint = self.sets.adjoint(self.objective, found, v, torch.finfo(self.dtype).eps)
-        if self.dtype != torch.float64:
-            # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-            size = np.abs(adjoint.u).max(-1) * np.maximum(np.abs(found.x).max(-1), 1.0)
-            lost = ~(size < torch.finfo(self.dtype).max)
-            if lost.any():
-                for part in adjoint:
-                    if part is not None:
-                        part[lost] = 0.0
+        drop_lost(adjoint, found.x, self.dtype)
         of_objective = self.objective.pullback(asked[:2], found, adjoint.u)
         if not any(asked[2:]):
             return of_objective + [None] * len(asked[2:])
         return of_objective + self.sets.pullback(asked[2:], found, adjoint)
+
+
+def drop_lost(adjoint: Adjoint, x: Array, dtype: torch.dtype) -> None:
+    """Beyond the dtype's range there is no gradient to give; the other problems keep theirs."""
+    if dtype == torch.float64:
+        return
+    size = np.abs(adjoint.u).max(-1) * np.maximum(np.abs(x).max(-1), 1.0)
+    lost = ~(size < torch.finfo(dtype).max)
+    for part in adjoint:
+        if part is not None and lost.any():
+            part[lost] = 0.0
 
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
@@ -288,7 +301,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     matrix, vector, squared = dense
     n, dtype = objective.shape[0], vector.dtype
-    batch = _Batch(dtype)
+    batch = Batch(dtype)
     if dtype not in (torch.float64, torch.float32):
         return None
     if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
@@ -297,31 +310,31 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     like = vector.new_empty(n) if squared else vector.detach()
     form = constraint.normal_form(n) if constraint.is_plain(like) else None
-    sets = None if form is None else _sets(form, n, batch)
+    sets = None if form is None else sets_of(form, n, batch)
     if sets is None:
         return None
     none = np.zeros((1, 0, n))
-    P, q, A, b = none[:, :, :0], _array(vector, 1), none, none[:, :, 0]
+    P, q, A, b = none[:, :, :0], array_of(vector, 1), none, none[:, :, 0]
     if squared:
         assert matrix is not None
-        A, b = _array(matrix, 2), q
+        A, b = array_of(matrix, 2), q
         with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
             P = np.matmul(np.swapaxes(A, -2, -1), A)
             q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
     elif matrix is not None:
-        P = _array(matrix, 2)
+        P = array_of(matrix, 2)
     return Layout(Quadratics(matrix, vector, squared, P, q, A, b), sets, n, batch.size, dtype)
 
 
-def _sets(form: Sequence[Flat | Round], n: int, batch: _Batch) -> Sets | None:
+def sets_of(form: Sequence[Flat | Round], n: int, batch: Batch) -> Sets | None:
     """Blocks in normal form as arrays."""
     if isinstance(form[0], Round):
         _, weight, radius = form[0]
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
-        size = np.abs(_array(weight, 1))
+        size = np.abs(array_of(weight, 1))
         wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
-        return Balls(weight, radius, wide, _array(radius, 1))
+        return Balls(weight, radius, wide, array_of(radius, 1))
     bounds: list[Bounds] = []
     rows: list[Row] = []
     blocks, first = [], 0
@@ -344,12 +357,12 @@ def _sets(form: Sequence[Flat | Round], n: int, batch: _Batch) -> Sets | None:
     own = [len(part) for part in parts if isinstance(part, Tensor) and part.dim() > 1]
     bodies = np.zeros((max(own, default=1), ROWS + len(rows), n + 2))
     for low, high, first, end in bounds:
-        bodies[:, LOWER, first:end] = _array(low, 1)
-        bodies[:, UPPER, first:end] = _array(high, 1)
+        bodies[:, LOWER, first:end] = array_of(low, 1)
+        bodies[:, UPPER, first:end] = array_of(high, 1)
     for line, row in enumerate(rows, start=ROWS):
-        slope = _array(row.slope, 1)
+        slope = array_of(row.slope, 1)
         bodies[:, line, row.first : row.end] = np.abs(slope) if row.kind == BUDGET else slope
-        bodies[:, line, TOTAL] = _array(row.total, 1)[:, 0]
+        bodies[:, line, TOTAL] = array_of(row.total, 1)[:, 0]
         bodies[:, line, KIND] = row.kind
     return Polytopes(tuple(bounds), tuple(rows), bodies, np.array(blocks, np.int64))
 
@@ -357,78 +370,3 @@ def _sets(form: Sequence[Flat | Round], n: int, batch: _Batch) -> Sets | None:
 def _tensors(*values: Value) -> tuple[Tensor | None, ...]:
     """Those that are tensors, None for the others."""
     return tuple(v if isinstance(v, Tensor) else None for v in values)
-
-
-def _signs(weight: Value) -> Array:
-    """Of weights, of which only the size counts; none of NaN."""
-    values = _array(weight, 1)
-    return (values > 0) * 1.0 - (values < 0)
-
-
-class _Batch:
-    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.size: int | None = None
-
-    def fits(self, tensor: Value | None, rank: int) -> bool:
-        """Whether a tensor is plain and goes with those before it; numbers always do."""
-        if not isinstance(tensor, Tensor):
-            return True
-        if type(tensor) not in (Tensor, Parameter) or tensor.dtype != self.dtype:
-            return False
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return False
-        lead = tensor.dim() - rank
-        if lead < 1:
-            return lead == 0 or rank == 1
-        size = len(tensor)
-        if lead > 1 or size == 0:
-            return False
-        if self.size is None or self.size == 1:
-            self.size = size
-        return size in (1, self.size)
-
-
-def _array(tensor: Value, rank: int) -> Array:
-    """In float64, with one dimension more than one problem's."""
-    if not isinstance(tensor, Tensor):
-        return np.full((1,) * (rank + 1), tensor)
-    found: Array = tensor.detach().to(torch.float64).numpy()
-    if found.ndim < rank:
-        found = found.reshape(1)
-    if found.ndim == rank:
-        found = found[None]
-    return np.ascontiguousarray(found)
-
-
-def _outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
-    """Σ a bᵀ over two pairs and over the problems that share a matrix."""
-    assert like is not None
-    (a, b), (c, d) = pairs
-    if like.dim() == 2 or len(like) == 1:
-        total = a.T @ b + c.T @ d
-    else:
-        total = a[:, :, None] * b[:, None, :]
-        total += c[:, :, None] * d[:, None, :]
-    return _narrowed(torch.from_numpy(total), like.dtype).reshape(like.shape)
-
-
-def _summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
-    """One gradient for each problem, summed over what shares the tensor."""
-    assert isinstance(like, Tensor)
-    if like.dim() < 2:
-        each = each.sum(0) if len(each) > 1 else each[0]
-    gradient = torch.from_numpy(np.ascontiguousarray(each))
-    if gradient.shape != like.shape:
-        gradient = gradient.sum_to_size(like.shape)
-    return _narrowed(gradient, like.dtype)
-
-
-def _narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype; a number that it cannot hold is none, as everywhere here."""
-    if dtype == gradient.dtype:
-        return gradient
-    narrow = gradient.to(dtype)
-    return torch.where(torch.isfinite(narrow), narrow, 0)

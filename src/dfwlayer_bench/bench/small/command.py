@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from dfwlayer_bench.options import check_names, split
-from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
+from dfwlayer_bench.report.terminal import PLAIN, output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dfwlayer_bench.bench.small.run import SmallCell, SmallPlan
-    from dfwlayer_bench.bench.store import Store
 
 __all__ = ["bench_small"]
 
@@ -43,11 +42,9 @@ def bench_small(
     from rich.console import Console
 
     from dfwlayer_bench.bench.small.problems import SETS
-    from dfwlayer_bench.bench.small.run import SmallPlan
+    from dfwlayer_bench.bench.small.run import SmallPlan, run_small, saved_small
     from dfwlayer_bench.bench.small.systems import SYSTEMS
-    from dfwlayer_bench.bench.store import Store, StoreError
-    from dfwlayer_bench.report.machine import describe
-    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.bench.suite import conduct, identity_of
 
     chosen_sets, chosen = split(sets), split(systems)
     if chosen_sets == ["all"]:
@@ -63,26 +60,18 @@ def bench_small(
         threads=threads or THREADS,
     )
     console = Console(stderr=True)
-    with hold_threads(plan.threads):
-        machine = describe("cpu")
-        identity = {
-            "suite": "small",
-            "seed": plan.seed,
-            "threads": plan.threads,
-            "cpu": machine["cpu"],
-            "cores": machine["cores"],
-            "torch": machine["versions"]["torch"],
-            "dfwlayer": machine["versions"]["dfwlayer"],
-        }
-        store = Store(out)
-        try:
-            store.open(identity, fresh=fresh)
-            cells, ended = _run(plan, store, console)
-            about = {"command": _command(plan), "machine": machine, **identity}
-            _finish(out, cells, about, console)
-        except (StoreError, OSError) as error:
-            return refuse(console, str(error), 2)
-    return 0 if ended else interrupted(console)
+    return conduct(
+        out,
+        fresh=fresh,
+        threads=plan.threads,
+        device="cpu",
+        command=_command(plan),
+        identity=lambda machine: identity_of("small", plan.seed, plan.threads, machine),
+        count=plan.cells,
+        run=lambda store, report: run_small(plan, store, report),
+        saved=lambda store: saved_small(plan, store),
+        finish=lambda cells, about: _finish(out, cells, about, console),
+    )
 
 
 def _check_sizes(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -93,18 +82,6 @@ def _check_sizes(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
             f"--sizes: expected problems x variables such as 1x10 64x10, got {list(texts)}"
         )
     return tuple((int(match[1]), int(match[2])) for match in found if match)
-
-
-def _run(plan: SmallPlan, store: Store, console: Console) -> tuple[list[SmallCell], bool]:
-    """All cells under a progress bar; after an interruption those saved so far."""
-    from dfwlayer_bench.bench.small.run import run_small, saved_small
-    from dfwlayer_bench.report.progress import progress
-
-    try:
-        with progress(console, plan.cells) as report:
-            return run_small(plan, store, report), True
-    except KeyboardInterrupt:
-        return saved_small(plan, store), False
 
 
 def _finish(out: Path, cells: list[SmallCell], about: dict[str, object], console: Console) -> None:

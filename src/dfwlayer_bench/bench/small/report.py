@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfwlayer_bench.bench.report import settings_text
+from dfwlayer_bench.bench.report import median, settings_by_system
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.figures import Bars, Panel, look_of, save_figure
+from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
 
 if TYPE_CHECKING:
@@ -66,10 +64,10 @@ def rows_of(cells: Sequence[SmallCell]) -> list[SmallRow]:
 
 
 def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
-    both, forward = _median(cell.both_seconds), _median(cell.forward_seconds)
+    both, forward = median(cell.both_seconds), median(cell.forward_seconds)
     ratio = None
     if ours is not None:
-        base = _median(ours.forward_seconds if both is None else ours.both_seconds)
+        base = median(ours.forward_seconds if both is None else ours.both_seconds)
         own = forward if both is None else both
         ratio = None if own is None or base is None else own / base
     return SmallRow(
@@ -88,10 +86,6 @@ def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
         gradient_error=cell.gradient_error,
         violation=cell.violation,
     )
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def groups_of(rows: Sequence[SmallRow]) -> list[tuple[str, list[SmallRow]]]:
@@ -122,43 +116,23 @@ def _texts(row: SmallRow) -> tuple[str, ...]:
 
 def table_of(rows: Sequence[SmallRow], title: str) -> Table:
     """The rows of one set and size, for the terminal."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold")
-    for name in HEADER:
-        left = name in ("system", "status")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "status")
-    for row in rows:
-        style = "bold" if row.system == OURS else ("" if row.status == "ok" else "dim")
-        table.add_row(*_texts(row), style=style)
-    return table
+    styled = [
+        (_texts(row), "bold" if row.system == OURS else ("" if row.status == "ok" else "dim"))
+        for row in rows
+    ]
+    return table_of_texts(HEADER, styled, title)
 
 
 def settings_of(cells: Sequence[SmallCell]) -> dict[str, str]:
     """What each system was told."""
-    found = {
-        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
-        for name in SYSTEMS
-    }
-    return {name: settings_text(own) for name, own in found.items() if own}
+    return settings_by_system(SYSTEMS, cells)
 
 
 def write_files(
     folder: Path, cells: Sequence[SmallCell], rows: Sequence[SmallRow], about: dict[str, Any]
 ) -> None:
     """small.csv (rows), small.json (everything), small.md (tables) and the figures."""
-    with (folder / "small.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [item.name for item in fields(SmallRow)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    content = {
-        **about,
-        "rows": [asdict(row) for row in rows],
-        "cells": [asdict(cell) for cell in cells],
-    }
-    (folder / "small.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    (folder / "small.md").write_text(_markdown(cells, rows, about), encoding="utf-8")
+    write_results(folder, "small", SmallRow, rows, cells, about, _markdown(cells, rows, about))
     for name, label, attribute in (
         ("small", "forward + backward (s)", "both_seconds"),
         ("small-forward", "forward (s)", "forward_seconds"),

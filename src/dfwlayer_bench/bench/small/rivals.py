@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.bench.small.passes import Passes
 from dfwlayer_bench.bench.small.problems import Ball, Bounds, Problem
+from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.systems.base import Setting, load
 from dfwlayer_bench.systems.jaxopt import value_and_gradient
 

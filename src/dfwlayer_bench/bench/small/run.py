@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dfwlayer_bench.bench.run import in_turns
-from dfwlayer_bench.bench.small.passes import Passes
 from dfwlayer_bench.bench.small.problems import (
     Problem,
     Reference,
@@ -21,12 +17,10 @@ from dfwlayer_bench.bench.small.problems import (
 )
 from dfwlayer_bench.bench.small.systems import SYSTEMS
 from dfwlayer_bench.bench.store import Store
+from dfwlayer_bench.bench.turns import Passes, prepared, restored, run_groups
 from dfwlayer_bench.report.progress import Report
-from dfwlayer_bench.systems.base import timed
 
 __all__ = ["SmallCell", "SmallPlan", "run_small", "saved_small"]
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -73,115 +67,50 @@ class SmallCell:
     def key(self) -> str:
         return f"{self.set}-{self.count}x{self.n}-{self.system}"
 
+    @property
+    def where(self) -> str:
+        return f"{self.set} {self.count}×{self.n}: {self.system}"
+
 
 def run_small(plan: SmallPlan, store: Store, report: Report) -> list[SmallCell]:
     """Finish every cell of the plan, saving each as it grows; returns all of them."""
-    cells: list[SmallCell] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rivals warn about their own settings
-        for name, count, n in plan.groups():
-            group = [_start(store, name, count, n, system) for system in plan.systems]
-            cells += group
-            unfinished = [cell for cell in group if not _done(cell, plan)]
-            report(f"{name} {count}×{n}", len(group) - len(unfinished))
-            if unfinished:
-                _run_group(plan, store, unfinished, report)
-    return cells
+    groups = _cells(plan, store)
+    run_groups(groups, plan.repeats, store, report, lambda cell: _ready(plan, cell))
+    return [cell for group in groups for cell in group]
 
 
 def saved_small(plan: SmallPlan, store: Store) -> list[SmallCell]:
     """The cells of the plan as they are on disk, those never begun left out."""
-    cells = [_start(store, *group, system) for group in plan.groups() for system in plan.systems]
-    return [cell for cell in cells if cell.status != "pending"]
+    return [cell for group in _cells(plan, store) for cell in group if cell.status != "pending"]
 
 
-def _start(store: Store, name: str, count: int, n: int, system: str) -> SmallCell:
-    """The cell as saved where that still holds, otherwise a new one."""
-    cell = SmallCell(name, count, n, system, versions=SYSTEMS[system].versions())
-    found = store.read(cell.key)
-    if found is None or set(found) != {item.name for item in fields(SmallCell)}:
-        return cell
-    saved = SmallCell(**found)
-    return saved if saved.versions == cell.versions else cell
+def _cells(plan: SmallPlan, store: Store) -> list[list[SmallCell]]:
+    """Those of each set and size, as saved where that still holds."""
+    return [
+        [
+            restored(store, SmallCell(*group, name, versions=SYSTEMS[name].versions()))
+            for name in plan.systems
+        ]
+        for group in plan.groups()
+    ]
 
 
-def _done(cell: SmallCell, plan: SmallPlan) -> bool:
-    if cell.status == "ok":
-        return len(cell.forward_seconds) >= plan.repeats
-    return cell.status != "pending"
-
-
-def _run_group(plan: SmallPlan, store: Store, cells: Sequence[SmallCell], report: Report) -> None:
-    """All systems on one problem: prepare each, then take turns until all are done."""
-    first = cells[0]
+def _ready(plan: SmallPlan, first: SmallCell) -> Callable[[SmallCell], Passes | None]:
+    """What prepares the systems for the problem of a cell."""
     problem = make(first.set, first.count, first.n, plan.seed)
     reference = reference_of(problem)
-    running: list[tuple[SmallCell, Passes]] = []
-    for cell in cells:
-        report(_where(cell), 0)
-        passes = _prepare(cell, problem, reference)
-        store.write(cell.key, asdict(cell))
-        if passes is None:
-            report(_where(cell), 1)
-        else:
-            running.append((cell, passes))
-    for cell, passes in in_turns(running, lambda item: _done(item[0], plan)):
-        _one_turn(cell, passes)
-        store.write(cell.key, asdict(cell))
-        if _done(cell, plan):
-            report(_where(cell), 1)
-
-
-def _where(cell: SmallCell) -> str:
-    return f"{cell.set} {cell.count}×{cell.n}: {cell.system}"
+    return lambda cell: _prepare(cell, problem, reference)
 
 
 def _prepare(cell: SmallCell, problem: Problem, reference: Reference) -> Passes | None:
-    """The passes of a system that can run, its answer measured; None, with the reason, if not."""
     system = SYSTEMS[cell.system]
-    missing = system.missing()
-    if cell.set not in system.sets:
-        cell.status, cell.detail = "unsupported", "no such set"
-    elif missing:
-        cell.status, cell.detail = "missing", f"not installed: {', '.join(missing)}"
-    if cell.status not in ("pending", "ok"):
-        return None
-    try:
-        passes = system.prepare(problem)
-        x, gradient = (passes.forward(), None) if passes.both is None else passes.both()
-    except Exception as error:
-        # whatever a rival raises is its result
-        cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
-        return None
-    _measure(cell, x, gradient, problem, reference)
-    cell.settings = dict(passes.settings)
-    return passes if cell.status == "ok" else None
 
+    def measure(x: Tensor, gradient: Tensor | None) -> None:
+        cell.residual = reference.residual
+        cell.error = largest_error(x, reference.x)
+        cell.violation = problem.set.violation(x)
+        if gradient is not None:
+            cell.gradient_error = largest_error(gradient, reference.gradient)
 
-def _measure(
-    cell: SmallCell, x: Tensor, gradient: Tensor | None, problem: Problem, reference: Reference
-) -> None:
-    if not all(bool(part.isfinite().all()) for part in (x, gradient) if part is not None):
-        cell.status, cell.detail = "failed", "x or the gradient is not finite"
-        return
-    cell.status = "ok"
-    cell.residual = reference.residual
-    cell.error = largest_error(x, reference.x)
-    cell.violation = problem.set.violation(x)
-    if gradient is not None:
-        cell.gradient_error = largest_error(gradient, reference.gradient)
-
-
-def _one_turn(cell: SmallCell, passes: Passes) -> None:
-    """Each pass once, after an untimed one that wakes up caches and threads."""
-    try:
-        cell.forward_seconds.append(_seconds(passes.forward))
-        if passes.both is not None:
-            cell.both_seconds.append(_seconds(passes.both))
-    except Exception as error:
-        cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    call()
-    return timed(call, CPU)[1]
+    unsupported = "" if cell.set in system.sets else "no such set"
+    return prepared(cell, system, unsupported, lambda: system.prepare(problem), measure)

@@ -11,8 +11,8 @@ from torch import Tensor
 import dfwlayer
 from dfwlayer.engines import compiled
 from dfwlayer_bench.bench.small import rivals
-from dfwlayer_bench.bench.small.passes import Passes
 from dfwlayer_bench.bench.small.problems import SETS, Problem
+from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.systems.base import Packaged
 
 __all__ = ["SYSTEMS", "SmallSystem"]

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 __all__ = [
+    "SINGULAR",
     "STAMP",
     "add",
     "backward",
@@ -25,6 +26,8 @@ __all__ = [
     "forward",
     "kernel",
     "product",
+    "summing",
+    "times",
     "value_and_gradient",
 ]
 

@@ -71,7 +71,7 @@ from dfwlayer.engines.compiled.kernels.polytope import (
     project,
 )
 
-__all__ = ["adjoint", "search"]
+__all__ = ["CLEARLY", "adjoint", "fit", "judge", "search"]
 
 ROUNDS = 40  # of spectral steps and one solve on the face
 BLOCK = 12  # most spectral steps in a round
@@ -82,7 +82,7 @@ WRONG, DOUBTFUL, CLEARLY = 0, 1, 2
 
 
 @kernel
-def _judge(q, body, places, multipliers, x, px, bound, sides):
+def judge(q, body, places, multipliers, x, px, bound, sides):
     """Whether the minimiser on a face solves the problem."""
     n, k = len(x), len(body)
     widest = noise = 0.0
@@ -231,7 +231,7 @@ def _descend(
             if failed > FAILURES:
                 return -LOST
             continue
-        verdict = _judge(q, body, places, multipliers, best, py, bound, sides)
+        verdict = judge(q, body, places, multipliers, best, py, bound, sides)
         if verdict == CLEARLY:
             return steps
         if verdict == DOUBTFUL:
@@ -240,7 +240,7 @@ def _descend(
 
 
 @kernel
-def _fit(body, blocks, P, q, start):
+def fit(body, blocks, P, q, start):
     """A bound of ‖P‖ if all numbers are such that this code may be used on them, otherwise 0."""
     n = len(q)
     bound = largest = 0.0
@@ -330,7 +330,7 @@ def _on_disk(stamp):
             for i in range(n):  # the last solution of a problem that was bad then
                 if not np.isfinite(work[X, i]):
                     fill(0.0, work[X])
-            bound = _fit(body, blocks, own_P, own_q, work[X])
+            bound = fit(body, blocks, own_P, own_q, work[X])
             if bound == 0:
                 continue
             place, point, found = places[b], x[b], multipliers[b]

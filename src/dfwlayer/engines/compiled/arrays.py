@@ -1,0 +1,95 @@
+"""Tensors as the arrays that compiled code reads, and arrays as the gradients of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dfwlayer.constraints.parameters import Value
+
+__all__ = ["Array", "Batch", "Gradients", "array_of", "narrowed", "outer", "signs", "summed"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Gradients = list[Tensor | None]
+
+
+class Batch:
+    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.size: int | None = None
+
+    def plain(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one that arrays can be made of, but for its layout."""
+        fits = type(tensor) in (Tensor, Parameter) and tensor.dtype == self.dtype
+        return fits and tensor.device.type == "cpu"
+
+    def fits(self, tensor: Value | None, rank: int) -> bool:
+        """Whether a tensor is plain and goes with those before it; numbers always do."""
+        if not isinstance(tensor, Tensor):
+            return True
+        if not self.plain(tensor) or tensor.layout != torch.strided:
+            return False
+        lead = tensor.dim() - rank
+        if lead < 1:
+            return lead == 0 or rank == 1
+        size = len(tensor)
+        if lead > 1 or size == 0:
+            return False
+        if self.size is None or self.size == 1:
+            self.size = size
+        return size in (1, self.size)
+
+
+def array_of(tensor: Value, rank: int) -> Array:
+    """In float64, with one dimension more than one problem's."""
+    if not isinstance(tensor, Tensor):
+        return np.full((1,) * (rank + 1), tensor)
+    found: Array = tensor.detach().to(torch.float64).numpy()
+    if found.ndim < rank:
+        found = found.reshape(1)
+    if found.ndim == rank:
+        found = found[None]
+    return np.ascontiguousarray(found)
+
+
+def outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
+    """Σ a bᵀ over two pairs and over the problems that share a matrix."""
+    assert like is not None
+    (a, b), (c, d) = pairs
+    if like.dim() == 2 or len(like) == 1:
+        total = a.T @ b + c.T @ d
+    else:
+        total = a[:, :, None] * b[:, None, :]
+        total += c[:, :, None] * d[:, None, :]
+    return narrowed(torch.from_numpy(total), like.dtype).reshape(like.shape)
+
+
+def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
+    """One gradient for each problem, summed over what shares the tensor."""
+    assert isinstance(like, Tensor)
+    if like.dim() < 2:
+        each = each.sum(0) if len(each) > 1 else each[0]
+    gradient = torch.from_numpy(np.ascontiguousarray(each))
+    if gradient.shape != like.shape:
+        gradient = gradient.sum_to_size(like.shape)
+    return narrowed(gradient, like.dtype)
+
+
+def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype; a number that it cannot hold is none, as everywhere here."""
+    if dtype == gradient.dtype:
+        return gradient
+    narrow = gradient.to(dtype)
+    return torch.where(torch.isfinite(narrow), narrow, 0)
+
+
+def signs(weight: Value) -> Array:
+    """Of weights, of which only the size counts; none of NaN."""
+    values = array_of(weight, 1)
+    return (values > 0) * 1.0 - (values < 0)

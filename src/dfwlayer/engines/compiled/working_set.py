@@ -1,0 +1,180 @@
+"""Problems that are too large to be solved whole, laid out by columns; their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.engines.compiled.arrays import (
+    Array,
+    Batch,
+    Gradients,
+    array_of,
+    narrowed,
+    outer,
+    summed,
+)
+from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
+from dfwlayer.engines.compiled.kernels import search
+from dfwlayer.engines.compiled.kernels.numbers import SOLVED
+from dfwlayer.engines.compiled.kernels.polytope import BUDGET, HIGH, LOW, ROWS
+from dfwlayer.engines.compiled.layout import Adjoint, Polytopes, Results, drop_lost, sets_of
+from dfwlayer.engines.compiled.pool import Pooled, Search
+from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.objectives.base import Objective
+from dfwlayer.objectives.sparse import SparseMatrix
+from dfwlayer.ops.matrices import csr
+
+__all__ = ["WorkingSets", "lay_out_columns"]
+
+LARGEST = 10**7  # coordinates of all problems together
+
+
+@dataclass(frozen=True)
+class WorkingSets:
+    """A batch of problems that share a matrix."""
+
+    objective: Objective
+    matrix: Tensor
+    vector: Tensor
+    squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
+    sets: Polytopes
+    n: int
+    batch: int | None
+    dtype: torch.dtype
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a gradient may be asked for, those of the objective first."""
+        return (self.matrix, self.vector, *self.sets.tensors)
+
+    def search(self, start: Array, limits: tuple[float, float, int]) -> Pooled | None:
+        """Solve from a start (·, n), None where that has found nothing."""
+        batch = self.batch or 1
+        sets = self.sets.bodies, self.sets.blocks
+        found = Search(self._columns(batch), *sets, batch, limits).run(start)
+        if found is None:
+            return None
+        # what of the matrix was never looked at; that takes about as long as a gradient
+        solved = torch.from_numpy(np.flatnonzero(found.codes[0] == SOLVED))
+        part = self.objective.rows(solved)
+        return None if part is None or bool(part.suspect()) else found
+
+    def _columns(self, batch: int) -> Columns:
+        vector = array_of(self.vector, 1)
+        vector = np.ascontiguousarray(np.broadcast_to(vector, (batch, vector.shape[-1])))
+        if not self.squared:
+            return Hessian(self.matrix, vector)
+        sparse = self.matrix.layout != torch.strided
+        return Squares(SparseFactor(self.matrix) if sparse else DenseFactor(self.matrix), vector)
+
+    def pullback(self, asked: Sequence[bool], found: Pooled, v: Array) -> Gradients:
+        """Gradients in `tensors` from one in x (B, n)."""
+        pool = found.columns.pool
+        index, p = pool.index, len(pool)
+        inner = np.ascontiguousarray(v[:, index])
+        own = Adjoint(np.empty_like(inner), np.empty_like(found.multipliers), np.empty_like(inner))
+        given = (
+            np.ascontiguousarray(pool.hessian[:p, :p])[None],
+            found.bodies,
+            torch.finfo(self.dtype).eps,
+            found.codes,
+            np.ascontiguousarray(found.face[0][:, index]),
+            found.sides,
+            found.multipliers,
+        )
+        spread(lambda a, b: search.adjoint(a, b, *given, inner, *own), len(v), p**3 // 6 + 100 * p)
+        u = np.zeros_like(v)
+        u[:, index] = own.u
+        bounds = 2 + 2 * len(self.sets.bounds)
+        sides = self._sides(found)
+        rest = self._rest(found, own, sides, v) if any(asked[2:bounds]) else u
+        adjoint = Adjoint(u, own.nu, rest)
+        drop_lost(adjoint, found.x, self.dtype)
+        gradients = self._of_objective(asked[0], asked[1], found, u)
+        if not any(asked[2:]):
+            return gradients + [None] * len(asked[2:])
+        whole = Results(*found[:4], (found.face[0], sides))
+        return gradients + self.sets.pullback(asked[2:], whole, adjoint)
+
+    def _sides(self, found: Pooled) -> Array:  # (B, n)
+        """The signs of x in budgets, on the way out where it is held at zero by a bound."""
+        (places,) = found.face
+        sides = np.sign(found.x)
+        at_zero = sides == 0
+        sides[at_zero & (places == LOW)] = 1.0
+        sides[at_zero & (places == HIGH)] = -1.0
+        sides[:, found.columns.pool.index] = found.sides
+        return sides
+
+    def _rest(self, found: Pooled, own: Adjoint, sides: Array, v: Array) -> Array:
+        """v − P u − Σ ν_j a_j."""
+        rest: Array = v - found.columns.product(own.u)
+        for line, row in enumerate(self.sets.rows, start=ROWS):
+            slope = self.sets.bodies[:, line, : self.n]
+            rest -= own.nu[:, line, None] * slope * (sides if row.kind == BUDGET else 1.0)
+        return rest
+
+    def _of_objective(self, matrix: bool, vector: bool, found: Pooled, u: Array) -> Gradients:
+        """Gradients in the matrix and the vector."""
+        x, columns = found.x, found.columns
+        if not isinstance(columns, Squares):
+            of_matrix = outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if matrix else None
+            return [of_matrix, summed(self.vector, -u) if vector else None]
+        # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
+        index = columns.pool.index
+        moved = columns.factor.taken(np.ascontiguousarray(u[:, index]), columns.pool)
+        of_vector = summed(self.vector, moved) if vector else None
+        if not matrix:
+            return [None, of_vector]
+        residual = columns.residual(np.ascontiguousarray(x[:, index]))
+        residual[found.codes[0] != SOLVED] = 0.0
+        if self.matrix.layout == torch.strided:
+            return [outer(self.matrix, (-moved, x), (-residual, u)), of_vector]
+        return [self._on_pattern((moved, x), (residual, u)), of_vector]
+
+    def _on_pattern(self, *pairs: tuple[Array, Array]) -> Tensor:
+        """−Σ a bᵀ where a sparse matrix has entries, over the problems."""
+        pattern = SparseMatrix.of(self.matrix).pattern
+        begins, rows = (part.numpy() for part in pattern.transposed)
+        order = pattern.order.numpy()
+        total = np.zeros(len(rows))
+        for a, b in pairs:
+            for j in np.flatnonzero(b.any(0)):
+                at = slice(begins[j], begins[j + 1])
+                total[order[at]] -= b[:, j] @ a[:, rows[at]]
+        values = narrowed(torch.from_numpy(total), self.dtype)
+        A = self.matrix.detach()
+        if A.layout == torch.sparse_csr:
+            return csr(A.crow_indices(), A.col_indices(), values, (A.shape[0], A.shape[1]))
+        return torch.sparse_coo_tensor(
+            A.coalesce().indices(), values, A.shape, is_coalesced=True, check_invariants=False
+        )
+
+
+def lay_out_columns(objective: Objective, constraint: Constraint) -> WorkingSets | None:
+    """Problems that share a matrix, over sets of bounds, budgets and equations; None for others."""
+    given = objective.by_columns()
+    matrix = None if given is None else given.matrix
+    if given is None or matrix is None or matrix.dim() != 2:
+        return None
+    _, vector, squared = given
+    n, dtype = objective.shape[0], vector.dtype
+    batch = Batch(dtype)
+    if dtype not in (torch.float64, torch.float32) or not batch.plain(matrix):
+        return None
+    if not batch.fits(vector, 1):
+        return None
+    like = vector.new_empty(n) if squared else vector.detach()
+    form = constraint.normal_form(n) if constraint.is_plain(like) else None
+    if form is None:
+        return None
+    sets = sets_of(form, n, batch)
+    if not isinstance(sets, Polytopes) or n * (batch.size or 1) > LARGEST:
+        return None
+    return WorkingSets(objective, matrix, vector, squared, sets, n, batch.size, dtype)
