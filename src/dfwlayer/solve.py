@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ from dfwlayer.temperature import Temperature, as_temperature
 __all__ = ["check_settings", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
+PLAIN = (str, float, int, bool, type(None))  # settings that are equal if their values are
 
 
 @uncompiled
@@ -90,8 +93,9 @@ def solve(
     """
     refuse_capture()
     arguments = _checked(Arguments(objective, constraint, x0, step_size))
-    settings = check_settings(
-        method, differentiate, tol, max_steps, step_size, temperature, verify, callback, constraint
+    settings = _settings(
+        (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
+        constraint.preferred_method,
     )
     kind = objective.device.type
     autocast = torch.is_autocast_enabled(kind)
@@ -193,6 +197,12 @@ def _checked(arguments: Arguments) -> Arguments:
     return arguments
 
 
+def _settings(given: tuple[Any, ...], preferred: str) -> Settings:
+    """The settings; those of plain values are checked once, as most calls come in a loop."""
+    plain = all(type(value) in PLAIN for value in given)
+    return (_known_settings if plain else check_settings)(*given, preferred)
+
+
 def check_settings(
     method: str | Method,
     differentiate: str,
@@ -202,9 +212,9 @@ def check_settings(
     temperature: float | Temperature | None,
     verify: bool,
     callback: Callback | None = None,
-    constraint: Constraint | None = None,
+    preferred: str = "auto",
 ) -> Settings:
-    """Raise ValueError for settings that make no sense; what they mean for that set."""
+    """Raise ValueError for settings that make no sense; ``preferred`` is what "auto" means."""
     if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
         raise ValueError(
             f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
@@ -215,7 +225,7 @@ def check_settings(
         if method == "auto" and differentiate == "unroll":
             method = "dfw"  # the best method whose steps can be differentiated
         elif method == "auto":
-            method = "auto" if constraint is None else constraint.preferred_method
+            method = preferred
         method = METHODS[method]
     elif isinstance(method, type) or not hasattr(method, "run"):
         raise ValueError(
@@ -248,3 +258,6 @@ def check_settings(
         flag,
         callback=callback,
     )
+
+
+_known_settings = lru_cache(maxsize=64, typed=True)(check_settings)

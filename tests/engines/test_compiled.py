@@ -119,7 +119,7 @@ def attempted(objective, constraint, **options):
         "verify": True,
     } | options
     arguments = Arguments(objective, constraint, None, None)
-    return compiled.attempt(arguments, check_settings(**settings, constraint=constraint))
+    return compiled.attempt(arguments, check_settings(**settings))
 
 
 def answers(objective, constraint, **options):

@@ -1,0 +1,89 @@
+"""Tensors as the arrays that compiled code reads, and its results as gradients in the tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dfwlayer.constraints.parameters import Value
+
+__all__ = ["Array", "Batch", "array_of", "outer", "signs", "summed"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Batch:
+    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.size: int | None = None
+
+    def fits(self, tensor: Value | None, rank: int) -> bool:
+        """Whether a tensor is plain and goes with those before it; numbers always do."""
+        if not isinstance(tensor, Tensor):
+            return True
+        if type(tensor) not in (Tensor, Parameter) or tensor.dtype != self.dtype:
+            return False
+        if not tensor.is_cpu or tensor.layout != torch.strided or tensor.is_neg():
+            return False
+        lead = tensor.dim() - rank
+        if lead < 1:
+            return lead == 0 or rank == 1
+        size = tensor.shape[0]
+        if lead > 1 or size == 0:
+            return False
+        if self.size is None or self.size == 1:
+            self.size = size
+        return size in (1, self.size)
+
+
+def array_of(value: Value, rank: int) -> Array:
+    """In float64, with one dimension more than one problem's."""
+    if not isinstance(value, Tensor):
+        return np.full((1,) * (rank + 1), float(value))
+    found: Array = value.detach().numpy()
+    if found.ndim < rank:
+        found = found.reshape(1)
+    if found.ndim == rank:
+        found = found[None]
+    return np.ascontiguousarray(found, np.float64)
+
+
+def signs(weight: Value) -> Array:
+    """Of weights, of which only the size counts; none of NaN."""
+    values = array_of(weight, 1)
+    return (values > 0) * 1.0 - (values < 0)
+
+
+def outer(like: Tensor, a: Array, b: Array, c: Array, d: Array) -> Tensor:
+    """Σ abᵀ + cdᵀ over the problems that share a matrix."""
+    if like.dim() == 2 or len(like) == 1:
+        total = a.T @ b + c.T @ d
+    else:
+        total = a[:, :, None] * b[:, None, :]
+        total += c[:, :, None] * d[:, None, :]
+    return _narrowed(torch.from_numpy(total), like.dtype).reshape(like.shape)
+
+
+def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
+    """One gradient for each problem, summed over what shares the tensor."""
+    assert isinstance(like, Tensor)
+    if like.dim() < 2:
+        each = each.sum(0) if len(each) > 1 else each[0]
+    gradient = torch.from_numpy(np.ascontiguousarray(each))
+    if gradient.shape != like.shape:
+        gradient = gradient.sum_to_size(like.shape)
+    return _narrowed(gradient, like.dtype)
+
+
+def _narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype; a number that it cannot hold is none, as everywhere here."""
+    if dtype == gradient.dtype:
+        return gradient
+    narrow = gradient.to(dtype)
+    return torch.where(torch.isfinite(narrow), narrow, 0)

@@ -1,0 +1,273 @@
+"""Sets in normal form as the arrays that compiled code reads, and the code for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dfwlayer.constraints.parameters import Value
+from dfwlayer.constraints.region import Flat, Round
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
+from dfwlayer.engines.compiled.kernels import ball, search
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    EQUATION,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+)
+from dfwlayer.engines.compiled.threads import spread
+
+__all__ = ["Adjoint", "Gradients", "Results", "Sets", "sets_of"]
+
+KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
+
+Gradients = list[Tensor | None]
+Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
+Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
+
+
+class Results(NamedTuple):
+    """What was found of a batch."""
+
+    x: Array  # (B, n)
+    values: Array  # (2, B): f and the gap
+    codes: Array  # (2, B): what became of a problem, and steps
+    multipliers: Array  # (B, k)
+    face: tuple[Array, ...]  # what else a set keeps, (B, n) each
+
+    @classmethod
+    def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
+        """Memory for them."""
+        return cls(
+            np.empty((batch, n)),
+            np.zeros((2, batch)),
+            np.zeros((2, batch), np.int64),
+            np.zeros((batch, k)),
+            tuple(np.empty((batch, n), kind) for kind in face),
+        )
+
+
+class Adjoint(NamedTuple):
+    """The solution of the adjoint system: P u + Σ ν_j a_j = v on the face."""
+
+    u: Array  # (B, n)
+    nu: Array  # (B, k)
+    rest: Array | None  # (B, n), v − P u − Σ ν_j a_j, where a set asks for it
+
+
+class Sets(Protocol):
+    """The sets of a batch, and the compiled code for them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a gradient may be asked for, None for numbers."""
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        """Solve what can be solved."""
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        """Solve the adjoint system."""
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Gradients in `tensors`."""
+
+
+class Spot(NamedTuple):
+    """Where a part of a normal form stands in the table of `kernels.polytope`."""
+
+    line: int
+    kind: float  # of the line, where that is a row
+    first: int  # coordinate
+    end: int
+    total: bool = False  # it is what a row adds up to
+
+
+class Plan(NamedTuple):
+    """What normal forms have in common that differ in the values of their tensors only."""
+
+    spots: tuple[Spot, ...]  # of each part
+    table: Array  # (k, n + 2), with zeros where there are tensors
+    blocks: Array  # (·, 4)
+
+
+@dataclass(frozen=True)
+class Polytopes:
+    """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.kernels.polytope`."""
+
+    plan: Plan
+    parts: tuple[Value, ...]
+    bodies: Array  # (·, k, n + 2)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(part if isinstance(part, Tensor) else None for part in self.parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n, k = start.shape[1], self.bodies.shape[1]
+        found = Results.blank(batch, n, k, np.int8, np.float64)
+        x, values, codes, multipliers, (places, sides) = found
+        given = *objective, self.bodies, self.plan.blocks, start, *limits
+        results = x, values, codes, places, sides, multipliers
+        spread(
+            lambda first, end: search.search(first, end, *given, *results),
+            batch,
+            15 * n * n + n**3 // 3 + 1000 * n,
+        )
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        out = Adjoint(np.empty_like(v), np.empty_like(found.multipliers), np.empty_like(v))
+        face = found.codes, *found.face, found.multipliers
+        given = P, self.bodies, eps, *face, v, *out
+        batch, n = v.shape
+        spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
+        return out
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        u, nu, rest = adjoint
+        assert rest is not None
+        places, sides = found.face
+        gradients: Gradients = []
+        for part, spot, want in zip(self.parts, self.plan.spots, asked, strict=True):
+            line, kind, first, end, total = spot
+            at, own = slice(first, end), slice(line, line + 1)
+            pull: Array | None = None
+            if not want:
+                pass
+            elif line < ROWS:
+                held = places[:, at] == (LOW if line == LOWER else HIGH)
+                pull = np.where(held, rest[:, at], 0.0)
+            elif total:
+                pull = nu[:, own]
+            else:
+                pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
+                if kind == BUDGET:
+                    pull = pull * sides[:, at] * signs(part)
+            gradients.append(None if pull is None else summed(part, pull))
+        return gradients
+
+
+@dataclass(frozen=True)
+class Balls:
+    """Weighted ℓ2 balls, see `dfwlayer.engines.compiled.kernels.ball`."""
+
+    weight: Value
+    radius: Value
+    weights: Array  # |w|, (·, n)
+    radii: Array  # (·, 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        parts = self.weight, self.radius
+        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n = start.shape[1]
+        found = Results.blank(batch, n, 1)
+        given = *objective, self.weights, self.radii, start, *limits, *found[:4]
+        spread(lambda first, end: ball.search(first, end, *given), batch, 2 * n**3 + 500 * n)
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        given = P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers, v, u, nu
+        batch, n = v.shape
+        spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
+        return Adjoint(u, nu, None)
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Of λW²x, which has no other part along u, and of ‖Wx‖ − t."""
+        of_weight: Tensor | None = None
+        if asked[0]:
+            pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
+            of_weight = summed(self.weight, -self.weights * found.x * pull * signs(self.weight))
+        return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
+
+
+def sets_of(form: Sequence[Flat | Round], n: int, batch: Batch) -> Sets | None:
+    """Blocks in normal form as arrays, None where they are not for compiled code."""
+    if isinstance(form[0], Round):
+        _, weight, radius = form[0]
+        if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
+            return None
+        size = np.abs(array_of(weight, 1))
+        wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
+        return Balls(weight, radius, wide, array_of(radius, 1))
+    parts: list[Value] = []
+    structure: list[Any] = []
+    for block in form:
+        if isinstance(block, Round):
+            return None
+        budget = () if block.weight is None else (block.weight, block.radius)
+        own = (block.lower, block.upper, *budget, *chain.from_iterable(block.equations))
+        parts += own
+        structure.append((block.n, len(budget), *(_number(part) for part in own)))
+    plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
+    if plan is None or not all(batch.fits(part, 1) for part in parts):
+        return None
+    tensors = [(p, spot) for p, spot in zip(parts, plan.spots, strict=True) if _is_tensor(p)]
+    bodies = plan.table[None]
+    if tensors:
+        own_sizes = (p.shape[0] for p, _ in tensors if p.dim() > 1)
+        bodies = bodies.repeat(max(own_sizes, default=1), 0)
+    for tensor, (line, kind, first, end, total) in tensors:
+        values = array_of(tensor, 1)
+        if total:
+            bodies[:, line, TOTAL] = values[:, 0]
+        else:
+            bodies[:, line, first:end] = np.abs(values) if kind == BUDGET else values
+    return Polytopes(plan, tuple(parts), bodies)
+
+
+def _is_tensor(part: Value) -> bool:
+    return isinstance(part, Tensor)
+
+
+def _number(part: Value) -> float | None:
+    """A number, None for a tensor."""
+    return None if isinstance(part, Tensor) else float(part)
+
+
+@lru_cache(maxsize=64)
+def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
+    """For blocks of so many coordinates, parts of a budget (2 or none), and values, if numbers."""
+    spots: list[Spot] = []
+    numbers: list[float | None] = []
+    bounds: list[tuple[int, int, int, int]] = []
+    first, line = 0, ROWS
+    for count, budget, *values in blocks:
+        end, row = first + count, line
+        spots += [Spot(LOWER, -1.0, first, end), Spot(UPPER, -1.0, first, end)]
+        for part in range(2, len(values), 2):
+            kind = BUDGET if part < 2 + budget else EQUATION
+            spots += [Spot(line, kind, first, end), Spot(line, kind, first, end, True)]
+            line += 1
+        if line - row > 2:
+            return None
+        numbers += values
+        bounds.append((first, end, row, line))
+        first = end
+    if first != n:
+        return None
+    table = np.zeros((line, n + 2))
+    for value, (row, kind, start, end, total) in zip(numbers, spots, strict=True):
+        if row >= ROWS:
+            table[row, KIND] = kind
+        if value is None:
+            continue
+        if total:
+            table[row, TOTAL] = value
+        else:
+            table[row, start:end] = abs(value) if kind == BUDGET else value
+    return Plan(tuple(spots), table, np.array(bounds, np.int64))
