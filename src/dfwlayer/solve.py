@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -98,13 +97,10 @@ def solve(
         constraint.preferred_method,
     )
     kind = objective.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    if autocast:
-        arguments = arguments.float32()
-    with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-        if in_transform(arguments):
-            return through_transforms(_solution, arguments, settings)
-        return _solution(arguments, settings)
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return _dispatched(arguments.float32(), settings)
+    return _dispatched(arguments, settings)
 
 
 def warm_up() -> bool:
@@ -125,6 +121,13 @@ def warm_up() -> bool:
             x = solve(Quadratic(torch.eye(2, dtype=q.dtype), q), LpBall(p)).x
             torch.autograd.grad(x.sum(), q)
     return compiled.available()
+
+
+def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
+    """Outside of transforms at once, inside through them."""
+    if in_transform(arguments):
+        return through_transforms(_solution, arguments, settings)
+    return _solution(arguments, settings)
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:
@@ -199,8 +202,9 @@ def _checked(arguments: Arguments) -> Arguments:
 
 def _settings(given: tuple[Any, ...], preferred: str) -> Settings:
     """The settings; those of plain values are checked once, as most calls come in a loop."""
-    plain = all(type(value) in PLAIN for value in given)
-    return (_known_settings if plain else check_settings)(*given, preferred)
+    if all(type(value) in PLAIN for value in given):
+        return _known_settings(*given, preferred=preferred)
+    return check_settings(*given, preferred=preferred)
 
 
 def check_settings(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from dfwlayer.solution import Solution
 
 __all__ = ["attempt"]
 
+SMALLEST = 7.01e-46  # no less than half of the smallest float32
+
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt, None if that is nothing."""
@@ -33,32 +35,36 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     if start is None:
         return None
     found = layout.search(start, settings.tol, settings.max_steps)
-    x, values, codes = found.x, found.values, found.codes
-    left: Tensor | None = None
+    codes, left = found.codes, None
     if layout.batch is None:
         if codes[0, 0] != SOLVED:
             return None
-        x, values, codes = x[0], values[:, 0], codes[:, 0]
     elif (lost := codes[0] != SOLVED).any():
         if lost.all():
             return None
-        for part in (x, found.multipliers, *found.face):
+        for part in (found.x, found.multipliers, *found.face):
             part[lost] = 0
         left = torch.from_numpy(lost)
-    point, numbers = torch.from_numpy(x), torch.from_numpy(values)
-    if layout.dtype != torch.float64:
-        point, numbers = point.to(layout.dtype), numbers.to(layout.dtype)
-        # a bound stays one
-        torch.nextafter(numbers[1], numbers.new_full((), torch.inf), out=numbers[1])
+    x: Tensor | None = None
     if torch.is_grad_enabled():
-        own = layout.tensors
-        if any(t is not None and t.requires_grad for t in own):
-            others = tensors_in(arguments.constraint)
-            solved = _Solved(layout, found, arguments, settings)
-            point = _Solution.apply(point, solved, *own, *others)  # type: ignore[no-untyped-call]
-    status, steps = torch.from_numpy(codes).unbind()
-    value, gap = numbers.unbind()
-    return Attempt(Solution(point, value, gap, steps, status), left)
+        own = [t for t in layout.tensors if t is not None and t.requires_grad]
+        if own:
+            given = tensors_in((arguments.objective, arguments.constraint))
+            solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
+            # the set's may be others, from which the layout's were derived
+            others = (t for t in given if t.requires_grad)
+            x = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
+    if x is None:
+        x = layout.point(found.x)
+    values = found.values
+    if layout.dtype != torch.float64:  # a bound stays one
+        values[1] = values[1] * (1 + layout.eps) + SMALLEST
+        values = values.astype(np.float32)
+    at = (0, ...) if layout.batch is None else ()
+    value, gap, status, steps = (
+        torch.from_numpy(row[at]) for row in (values[0], values[1], codes[0], codes[1])
+    )
+    return Attempt(Solution(x, value, gap, steps, status), left)
 
 
 def _start(layout: Layout, x0: Tensor | None) -> Array | None:
@@ -81,62 +87,76 @@ def _start(layout: Layout, x0: Tensor | None) -> Array | None:
     return start
 
 
-@dataclass(frozen=True)
-class _Solved:
+class _Solved(NamedTuple):
     """What a gradient needs of a solve."""
 
     layout: Layout
     found: Results
     arguments: Arguments
     settings: Settings
+    own: int  # of the inputs below, how many are the layout's
+    versions: list[int]
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often tensors were changed in place."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class _Solution(torch.autograd.Function):
-    """x, with the gradient of the exact solution."""
+    """x, with the gradient of the exact solution; inputs are tensors that ask for one.
+
+    They are the layout's, which may be derived from those of the arguments, and then these.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, solved: _Solved, *tensors: Tensor | None) -> Tensor:
-        ctx.solved = solved
-        ctx.save_for_backward(*tensors)
-        return x
+    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> Tensor:
+        ctx.solved, ctx.inputs = solved, inputs
+        # in memory of its own, as a user may change it and the gradient needs it
+        return solved.layout.point(solved.found.x.copy())
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        # lets torch raise if one of them was changed in place since the solve
-        saved = ctx.saved_tensors
-        asked: tuple[bool, ...] = ctx.needs_input_grad[2:]
-        solved: _Solved = ctx.solved
+        layout, found, arguments, _, own, versions = solved = ctx.solved
+        if _versions(tensors_in((arguments.objective, arguments.constraint))) != versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a tensor of the objective or of the set, after the solve"
+            )
+        asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or in_transform(v):
-            return None, None, *_differentiably(solved, saved, asked, v)
-        layout = solved.layout
-        own = len(layout.tensors)
+            return None, *_differentiably(solved, ctx.inputs, asked, v)
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, layout.n)
-        gradients = layout.pullback(asked[:own], solved.found, arriving)
-        return None, None, *gradients, *[None] * (len(saved) - own)
+        tensors, needs = layout.tensors, iter(asked[:own])
+        among = [t is not None and t.requires_grad for t in tensors]
+        gradients = layout.pullback([each and next(needs) for each in among], found, arriving)
+        return None, *compress(gradients, among), *[None] * (len(asked) - own)
 
 
 def _differentiably(
-    solved: _Solved, tensors: Sequence[Tensor | None], asked: Sequence[bool], v: Tensor
+    solved: _Solved, inputs: Sequence[Tensor], asked: Sequence[bool], v: Tensor
 ) -> Gradients:
-    """The same gradients with derivatives of their own, past what was derived from the tensors.
-
-    Of the tensors, the first two are those of the objective, and after those of the layout come
-    the set's.
-    """
+    """The same gradients with derivatives of their own, past what was derived from the tensors."""
     layout = solved.layout
-    x = torch.from_numpy(solved.found.x).to(layout.dtype).reshape(v.shape)
     with torch.enable_grad():
         task = bind(solved.arguments, solved.settings).checked()
+        x = layout.point(solved.found.x)
         problem, at, place = centred(task.objective, task.constraint, x)
         with torch.no_grad():
             _, _, face = problem.face_at(at)
         moved = place(attach(problem, at, face))
-    given = [*range(2), *range(len(layout.tensors), len(tensors))]
-    wanted = [i for i in given if asked[i]]
+    wanted: dict[int, int] = {}  # by identity, as a tensor may be the argument of several things
+    for i, tensor in enumerate(inputs[solved.own :], start=solved.own):
+        if asked[i]:
+            wanted.setdefault(id(tensor), i)
     gradients = torch.autograd.grad(
-        moved, [tensors[i] for i in wanted], v, create_graph=True, allow_unused=True
+        moved,
+        [inputs[i] for i in wanted.values()],
+        v,
+        create_graph=True,
+        allow_unused=True,
     )
-    out: Gradients = [None] * len(tensors)
-    for i, gradient in zip(wanted, gradients, strict=True):
+    out: Gradients = [None] * len(inputs)
+    for i, gradient in zip(wanted.values(), gradients, strict=True):
         out[i] = gradient
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -76,6 +77,11 @@ class Layout:
         """Of the dtype."""
         return EPS[self.dtype]
 
+    def point(self, x: Array) -> Tensor:
+        """x (B, n) as it is returned."""
+        found = torch.from_numpy(x[0] if self.batch is None else x)
+        return found if self.dtype == torch.float64 else found.to(self.dtype)
+
     def search(self, start: Array, tol: float, most: int) -> Results:
         """Solve what can be solved."""
         arrays, limits = self.objective.arrays, (self.eps, tol, most)
@@ -112,13 +118,13 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
-    like = vector.new_empty(n) if squared else vector.detach()
+    like = vector.new_empty(n) if squared else vector
     form = constraint.normal_form(n) if constraint.is_plain(like) else None
     sets = None if form is None else sets_of(form, n, batch)
     if sets is None:
         return None
-    none = np.empty((1, 0, n))
-    P, q, A, b = none[:, :, :0], array_of(vector, 1), none, none[:, :, 0]
+    P, A, b = _nothing(n)
+    q = array_of(vector, 1)
     if squared:
         assert matrix is not None
         A, b = array_of(matrix, 2), q
@@ -129,3 +135,9 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         P = array_of(matrix, 2)
     given = Quadratics(matrix, vector, squared, (P, q, A, b))
     return Layout(given, sets, n, batch.size, dtype)
+
+
+@lru_cache(maxsize=64)
+def _nothing(n: int) -> tuple[Array, Array, Array]:
+    """P, A and b without any entries."""
+    return np.empty((1, 0, 0)), np.empty((1, 0, n)), np.empty((1, 0))

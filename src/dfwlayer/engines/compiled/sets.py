@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -206,22 +205,35 @@ def sets_of(form: Sequence[Flat | Round], n: int, batch: Batch) -> Sets | None:
         return Balls(weight, radius, wide, array_of(radius, 1))
     parts: list[Value] = []
     structure: list[Any] = []
+    tensors: list[tuple[int, Tensor]] = []
     for block in form:
         if isinstance(block, Round):
             return None
-        budget = () if block.weight is None else (block.weight, block.radius)
-        own = (block.lower, block.upper, *budget, *chain.from_iterable(block.equations))
-        parts += own
-        structure.append((block.n, len(budget), *(_number(part) for part in own)))
+        own: list[Value] = [block.lower, block.upper]
+        if block.weight is not None:
+            own += (block.weight, block.radius)
+        for equation in block.equations:
+            own += equation
+        numbers: list[Any] = [block.n, block.weight is not None]
+        for part in own:
+            if isinstance(part, Tensor):
+                if not batch.fits(part, 1):
+                    return None
+                tensors.append((len(parts), part))
+                numbers.append(None)
+            else:
+                numbers.append(part)
+            parts.append(part)
+        structure.append(tuple(numbers))
     plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
-    if plan is None or not all(batch.fits(part, 1) for part in parts):
+    if plan is None:
         return None
-    tensors = [(p, spot) for p, spot in zip(parts, plan.spots, strict=True) if _is_tensor(p)]
     bodies = plan.table[None]
     if tensors:
-        own_sizes = (p.shape[0] for p, _ in tensors if p.dim() > 1)
+        own_sizes = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
         bodies = bodies.repeat(max(own_sizes, default=1), 0)
-    for tensor, (line, kind, first, end, total) in tensors:
+    for place, tensor in tensors:
+        line, kind, first, end, total = plan.spots[place]
         values = array_of(tensor, 1)
         if total:
             bodies[:, line, TOTAL] = values[:, 0]
@@ -230,18 +242,9 @@ def sets_of(form: Sequence[Flat | Round], n: int, batch: Batch) -> Sets | None:
     return Polytopes(plan, tuple(parts), bodies)
 
 
-def _is_tensor(part: Value) -> bool:
-    return isinstance(part, Tensor)
-
-
-def _number(part: Value) -> float | None:
-    """A number, None for a tensor."""
-    return None if isinstance(part, Tensor) else float(part)
-
-
 @lru_cache(maxsize=64)
 def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
-    """For blocks of so many coordinates, parts of a budget (2 or none), and values, if numbers."""
+    """For blocks of so many coordinates, with a budget or not, and their values, if numbers."""
     spots: list[Spot] = []
     numbers: list[float | None] = []
     bounds: list[tuple[int, int, int, int]] = []
@@ -250,7 +253,7 @@ def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
         end, row = first + count, line
         spots += [Spot(LOWER, -1.0, first, end), Spot(UPPER, -1.0, first, end)]
         for part in range(2, len(values), 2):
-            kind = BUDGET if part < 2 + budget else EQUATION
+            kind = BUDGET if budget and part == 2 else EQUATION
             spots += [Spot(line, kind, first, end), Spot(line, kind, first, end, True)]
             line += 1
         if line - row > 2:
