@@ -39,6 +39,7 @@ from dfwlayer.temperature import Temperature, as_temperature
 __all__ = ["check_settings", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
+Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
 PLAIN = (str, float, int, bool, type(None))  # settings that are equal if their values are
 
 
@@ -200,11 +201,11 @@ def _checked(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def _settings(given: tuple[Any, ...], preferred: str) -> Settings:
+def _settings(given: Given, preferred: str) -> Settings:
     """The settings; those of plain values are checked once, as most calls come in a loop."""
     if all(type(value) in PLAIN for value in given):
-        return _known_settings(*given, preferred=preferred)
-    return check_settings(*given, preferred=preferred)
+        return _known_settings(*given, preferred)
+    return check_settings(*given, preferred)
 
 
 def check_settings(

@@ -13,7 +13,7 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Flat, Round
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
-from dfwlayer.engines.compiled.kernels import ball, search
+from dfwlayer.engines.compiled.kernels import ball, nearest, search
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     EQUATION,
@@ -116,22 +116,32 @@ class Polytopes:
         n, k = start.shape[1], self.bodies.shape[1]
         found = Results.blank(batch, n, k, np.int8, np.float64)
         x, values, codes, multipliers, (places, sides) = found
-        given = *objective, self.bodies, self.plan.blocks, start, *limits
         results = x, values, codes, places, sides, multipliers
-        spread(
-            lambda first, end: search.search(first, end, *given, *results),
-            batch,
-            15 * n * n + n**3 // 3 + 1000 * n,
-        )
+        P, q, _, _ = objective
+        if self.projects(P):
+            near = q, self.bodies, self.plan.blocks, *limits[:2], *results
+            spread(lambda first, end: nearest.search(first, end, *near), batch, 40 * n)
+            return found
+        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results
+        cost = 15 * n * n + n**3 // 3 + 1000 * n
+        spread(lambda first, end: search.search(first, end, *given), batch, cost)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         out = Adjoint(np.empty_like(v), np.empty_like(found.multipliers), np.empty_like(v))
         face = found.codes, *found.face, found.multipliers
-        given = P, self.bodies, eps, *face, v, *out
         batch, n = v.shape
+        if self.projects(P):
+            near = self.bodies, *face, v, *out
+            spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
+            return out
+        given = P, self.bodies, eps, *face, v, *out
         spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
         return out
+
+    def projects(self, P: Array) -> bool:
+        """Whether the solution is a projection that takes one multiplier at most."""
+        return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= ROWS + 1
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         u, nu, rest = adjoint

@@ -25,6 +25,7 @@ __all__ = [
     "forward",
     "kernel",
     "product",
+    "summing",
     "value_and_gradient",
 ]
 
