@@ -140,8 +140,8 @@ def _differentiably(
     layout = solved.layout
     with torch.enable_grad():
         task = bind(solved.arguments, solved.settings).checked()
-        x = layout.point(solved.found.x)
-        problem, at, place = centred(task.objective, task.constraint, x)
+        at = layout.local(solved.found.x)
+        problem, _, place = centred(task.objective, task.constraint, at)
         with torch.no_grad():
             _, _, face = problem.face_at(at)
         moved = place(attach(problem, at, face))

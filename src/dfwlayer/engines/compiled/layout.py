@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, summed
-from dfwlayer.engines.compiled.kernels.numbers import SOLVED
+from dfwlayer.engines.compiled.kernels.numbers import DOUBTED, SOLVED
 from dfwlayer.engines.compiled.sets import Gradients, Results, Sets, sets_of
 from dfwlayer.objectives.base import Objective
 
@@ -21,6 +23,7 @@ __all__ = ["Layout", "lay_out"]
 
 LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fast
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
+FARTHEST = 256.0  # centres against what is found around them: the rounding of P c is not to count
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
@@ -37,9 +40,37 @@ class Quadratics:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.matrix, self.vector
 
-    def pullback(self, asked: Sequence[bool], found: Results, u: Array) -> Gradients:
-        """Gradients in `tensors`."""
-        x, matrix = found.x, self.matrix if asked[0] else None
+    def product(self, x: Array) -> Array:  # (·, n) -> (·, n)
+        """P x, by the symmetric part of P."""
+        P, _, A, _ = self.arrays
+        if self.matrix is None:
+            return x
+        if self.squared:
+            return _times(np.swapaxes(A, -2, -1), _times(A, x))
+        return 0.5 * (_times(P, x) + _times(np.swapaxes(P, -2, -1), x))
+
+    def seen_from(self, c: Array) -> Quadratics:  # (·, n)
+        """y ↦ f(c + y), but for f(c) where f is not a square."""
+        P, q, A, b = self.arrays
+        with np.errstate(all="ignore"):
+            if self.squared:
+                b = b - _times(A, c)
+                q = -_times(np.swapaxes(A, -2, -1), b)
+            else:
+                q = q + self.product(c)
+        return replace(self, arrays=(P, q, A, b))
+
+    def value(self, x: Array) -> Array:  # (·, n) -> (·,)
+        """½ xᵀPx + qᵀx."""
+        with np.errstate(all="ignore"):
+            found: Array = (x * (0.5 * self.product(x) + self.arrays[1])).sum(-1)
+        return found
+
+    def pullback(
+        self, asked: Sequence[bool], codes: Array, x: Array, u: Array
+    ) -> Gradients:
+        """Gradients in `tensors` at solutions x."""
+        matrix = self.matrix if asked[0] else None
         of_matrix: Tensor | None = None
         if not self.squared:
             if matrix is not None:
@@ -47,45 +78,72 @@ class Quadratics:
             return [of_matrix, summed(self.vector, -u) if asked[1] else None]
         # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
         _, _, A, b = self.arrays
-        left = found.codes[0, :, None] != SOLVED
+        left = codes[0, :, None] != SOLVED
         with np.errstate(all="ignore"):  # the numbers of what was left may be any
-            moved = np.where(left, 0.0, np.matmul(A, u[..., None])[..., 0])
-            residual = np.matmul(A, x[..., None])[..., 0] - b
+            moved = np.where(left, 0.0, _times(A, u))
+            residual = _times(A, x) - b
         if matrix is not None:
             residual = np.where(left, 0.0, residual)
             of_matrix = outer(matrix, -moved, x, -residual, u)
         return [of_matrix, summed(self.vector, moved) if asked[1] else None]
 
 
+class Centres(NamedTuple):
+    """Sets around centres c, which are seen from there: y = x − c."""
+
+    value: Value
+    array: Array  # (·, n)
+    placed: Callable[[Tensor], Tensor]  # y ↦ x
+
+
 @dataclass(frozen=True)
 class Layout:
     """A batch of problems."""
 
-    objective: Quadratics
+    objective: Quadratics  # as it was given
     sets: Sets
+    centres: Centres | None
     n: int
     batch: int | None
     dtype: torch.dtype
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What a gradient may be asked for, those of the objective first."""
-        return (*self.objective.tensors, *self.sets.tensors)
+        """What a gradient may be asked for, those of the objective first, then the centre."""
+        centre = None if self.centres is None else self.centres.value
+        own = centre if isinstance(centre, Tensor) else None
+        return (*self.objective.tensors, own, *self.sets.tensors)
 
     @property
     def eps(self) -> float:
         """Of the dtype."""
         return EPS[self.dtype]
 
-    def point(self, x: Array) -> Tensor:
-        """x (B, n) as it is returned."""
-        found = torch.from_numpy(x[0] if self.batch is None else x)
+    def local(self, y: Array) -> Tensor:
+        """What was found (B, n), seen from the centres."""
+        found = torch.from_numpy(y[0] if self.batch is None else y)
         return found if self.dtype == torch.float64 else found.to(self.dtype)
+
+    def point(self, y: Array) -> Tensor:
+        """The same as it is returned."""
+        found = self.local(y)
+        return found if self.centres is None else self.centres.placed(found)
 
     def search(self, start: Array, tol: float, most: int) -> Results:
         """Solve what can be solved."""
-        arrays, limits = self.objective.arrays, (self.eps, tol, most)
-        return self.sets.search(arrays, start, limits, self.batch or 1)
+        limits, batch = (self.eps, tol, most), self.batch or 1
+        if self.centres is None:
+            return self.sets.search(self.objective.arrays, start, limits, batch)
+        c = self.centres.array
+        found = self.sets.search(self.objective.seen_from(c).arrays, start - c, limits, batch)
+        if not self.objective.squared:
+            found.values[0] += self.objective.value(c)
+        with np.errstate(all="ignore"):
+            # what P c is off by is no more than what is allowed for, and the gap small for f(x)
+            near = np.abs(c).max(-1) <= FARTHEST * np.abs(found.x).max(-1)
+            proven = found.values[1] <= tol * np.maximum(np.abs(found.values[0]), 1e-300)
+        found.codes[0, (found.codes[0] == SOLVED) & ~(near & proven)] = DOUBTED
+        return found
 
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
@@ -98,10 +156,18 @@ class Layout:
                 for part in adjoint:
                     if part is not None:
                         part[lost] = 0.0
-        of_objective = self.objective.pullback(asked[:2], found, adjoint.u)
-        if not any(asked[2:]):
-            return of_objective + [None] * len(asked[2:])
-        return of_objective + self.sets.pullback(asked[2:], found, adjoint)
+        x, of_centre = found.x, None
+        if self.centres is not None:
+            x = x + np.where(found.codes[0, :, None] == SOLVED, self.centres.array, 0.0)
+            if asked[2]:  # v − P u: x moves along with c, and away by what P c does to q
+                along = v - self.objective.product(adjoint.u)
+                along = np.where(found.codes[0, :, None] == SOLVED, along, 0.0)
+                of_centre = summed(self.centres.value, along)
+        of_objective = self.objective.pullback(asked[:2], found.codes, x, adjoint.u)
+        gradients = [*of_objective, of_centre]
+        if not any(asked[3:]):
+            return gradients + [None] * len(asked[3:])
+        return gradients + self.sets.pullback(asked[3:], found, adjoint)
 
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
@@ -119,7 +185,18 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
     like = vector.new_empty(n) if squared else vector
-    form = constraint.normal_form(n) if constraint.is_plain(like) else None
+    if not constraint.is_plain(like):
+        return None
+    centres: Centres | None = None
+    around = constraint.around(like)
+    if around is not None:
+        constraint, centre, placed = around
+        if not batch.fits(centre, 1):
+            return None
+        values = array_of(centre, 1)
+        wide = np.ascontiguousarray(np.broadcast_to(values, (len(values), n)))
+        centres = Centres(centre, wide, placed)
+    form = constraint.normal_form(n)
     sets = None if form is None else sets_of(form, n, batch)
     if sets is None:
         return None
@@ -130,11 +207,17 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         A, b = array_of(matrix, 2), q
         with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
             P = np.matmul(np.swapaxes(A, -2, -1), A)
-            q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
+            q = -_times(np.swapaxes(A, -2, -1), b)
     elif matrix is not None:
         P = array_of(matrix, 2)
     given = Quadratics(matrix, vector, squared, (P, q, A, b))
-    return Layout(given, sets, n, batch.size, dtype)
+    return Layout(given, sets, centres, n, batch.size, dtype)
+
+
+def _times(A: Array, x: Array) -> Array:
+    """A x for each problem, either of them shared or not."""
+    found: Array = np.matmul(A, x[..., None])[..., 0]
+    return found
 
 
 @lru_cache(maxsize=64)
