@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Flat, Round
+from dfwlayer.constraints.region import Flat, Power, Round
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
-from dfwlayer.engines.compiled.kernels import ball, nearest, search
+from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     EQUATION,
@@ -29,6 +29,7 @@ from dfwlayer.engines.compiled.threads import spread
 
 __all__ = ["Adjoint", "Gradients", "Results", "Sets", "sets_of"]
 
+FLATTEST, STEEPEST = 1.05, 40.0  # p of the balls whose powers leave enough digits
 KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
 
 Gradients = list[Tensor | None]
@@ -204,20 +205,76 @@ class Balls:
         return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
 
 
-def sets_of(form: Sequence[Flat | Round], n: int, batch: Batch) -> Sets | None:
+@dataclass(frozen=True)
+class Powers:
+    """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
+
+    p: float
+    weight: Value
+    radius: Value
+    weights: Array  # |w|, (·, n)
+    radii: Array  # (·, 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        parts = self.weight, self.radius
+        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n = start.shape[1]
+        found = Results.blank(batch, n, 1, np.float64)
+        given = self.p, *objective, self.weights, self.radii, start, *limits, *found[:4]
+        unknowns = found.face[0]
+        spread(
+            lambda first, end: power.search(first, end, *given, unknowns),
+            batch,
+            8 * n**3 + 20_000 * n,
+        )
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        at = found.codes, found.multipliers, *found.face
+        given = self.p, P, self.weights, self.radii, eps, *at, v, u, nu
+        batch, n = v.shape
+        spread(lambda first, end: power.adjoint(first, end, *given), batch, n**3 // 2 + 200 * n)
+        return Adjoint(u, nu, None)
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Of λ∇h, whose norm has no part along u, and of h = ‖Wx‖_p; λ is μ/t."""
+        of_weight: Tensor | None = None
+        if asked[0]:
+            size = np.abs(found.x)
+            force = (self.weights * size / self.radii) ** (self.p - 1)
+            pull = found.multipliers / self.radii * self.p * np.sign(found.x) * adjoint.u
+            each = -force * (pull + adjoint.nu * size) * signs(self.weight)
+            of_weight = summed(self.weight, each)
+        return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
+
+
+def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets | None:
     """Blocks in normal form as arrays, None where they are not for compiled code."""
-    if isinstance(form[0], Round):
-        _, weight, radius = form[0]
+    if not isinstance(form[0], Flat):
+        weight, radius = form[0].weight, form[0].radius
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
         size = np.abs(array_of(weight, 1))
         wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
-        return Balls(weight, radius, wide, array_of(radius, 1))
+        parts = weight, radius, wide, array_of(radius, 1)
+        if isinstance(form[0], Round):
+            return Balls(*parts)
+        p = form[0].p
+        return Powers(p, *parts) if FLATTEST <= p <= STEEPEST else None
+    return _polytopes(form, n, batch)
+
+
+def _polytopes(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Polytopes | None:
+    """Bounds, budgets and equations as arrays."""
     parts: list[Value] = []
     structure: list[Any] = []
     tensors: list[tuple[int, Tensor]] = []
     for block in form:
-        if isinstance(block, Round):
+        if not isinstance(block, Flat):
             return None
         own: list[Value] = [block.lower, block.upper]
         if block.weight is not None:
