@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dfwlayer.ops.tracing import refuse_recording
 
 __all__ = [
+    "WIDE",
     "as_flag",
     "as_integer",
     "as_lipschitz",
@@ -25,6 +26,7 @@ __all__ = [
     "shown",
 ]
 
+WIDE = (torch.float32, torch.float64)  # what is solved in
 LONGEST = 60  # characters of a value in a message
 MOST = 2**53  # of an integer, more than anything is counted to
 
@@ -161,12 +163,11 @@ def check_tensors(
 
     They have to be dense, but for those named in ``sparse``.
     """
-    wide = (torch.float32, torch.float64)
     half = (torch.float16, torch.bfloat16)
     (first_name, first), *rest = tensors.items()
     for name, tensor in tensors.items():
         check_tensor(name, tensor, sparse=name in sparse)
-        if tensor.dtype not in wide and not (half_allowed and tensor.dtype in half):
+        if tensor.dtype not in WIDE and not (half_allowed and tensor.dtype in half):
             hint = (
                 "run the layer under torch.autocast or call .float() first"
                 if tensor.dtype in half

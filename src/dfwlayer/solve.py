@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ from dfwlayer.temperature import Temperature, as_temperature
 __all__ = ["check_settings", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
+Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
+PLAIN = (str, float, int, bool, type(None))  # settings that are equal if their values are
 
 
 @uncompiled
@@ -91,17 +94,15 @@ def solve(
     """
     refuse_capture()
     arguments = _checked(Arguments(objective, constraint, x0, step_size))
-    settings = check_settings(
-        method, differentiate, tol, max_steps, step_size, temperature, verify, callback, constraint
+    settings = _settings(
+        (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
+        constraint.preferred_method,
     )
     kind = objective.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    if autocast:
-        arguments = arguments.float32()
-    with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-        if in_transform(arguments):
-            return through_transforms(_solution, arguments, settings)
-        return _solution(arguments, settings)
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return _dispatched(arguments.float32(), settings)
+    return _dispatched(arguments, settings)
 
 
 def warm_up() -> bool:
@@ -126,6 +127,13 @@ def warm_up() -> bool:
         ):
             torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()
+
+
+def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
+    """Outside of transforms at once, inside through them."""
+    if in_transform(arguments):
+        return through_transforms(_solution, arguments, settings)
+    return _solution(arguments, settings)
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:
@@ -198,6 +206,13 @@ def _checked(arguments: Arguments) -> Arguments:
     return arguments
 
 
+def _settings(given: Given, preferred: str) -> Settings:
+    """The settings; those of plain values are checked once, as most calls come in a loop."""
+    if all(type(value) in PLAIN for value in given):
+        return _known_settings(*given, preferred)
+    return check_settings(*given, preferred)
+
+
 def check_settings(
     method: str | Method,
     differentiate: str,
@@ -207,9 +222,9 @@ def check_settings(
     temperature: float | Temperature | None,
     verify: bool,
     callback: Callback | None = None,
-    constraint: Constraint | None = None,
+    preferred: str = "auto",
 ) -> Settings:
-    """Raise ValueError for settings that make no sense; what they mean for that set."""
+    """Raise ValueError for settings that make no sense; ``preferred`` is what "auto" means."""
     if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
         raise ValueError(
             f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
@@ -220,7 +235,7 @@ def check_settings(
         if method == "auto" and differentiate == "unroll":
             method = "dfw"  # the best method whose steps can be differentiated
         elif method == "auto":
-            method = "auto" if constraint is None else constraint.preferred_method
+            method = preferred
         method = METHODS[method]
     elif isinstance(method, type) or not hasattr(method, "run"):
         raise ValueError(
@@ -253,3 +268,6 @@ def check_settings(
         flag,
         callback=callback,
     )
+
+
+_known_settings = lru_cache(maxsize=64, typed=True)(check_settings)

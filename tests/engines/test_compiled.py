@@ -79,6 +79,18 @@ SETS = {
         0.01,
     ),
     "caps in a plane": lambda b, d: through_the_middle(some(b, d, low=-1.0)),
+    "l1 around a centre": lambda b, d: dfw.LpBall(
+        1, some(b, d, low=0.3, high=0.8, entries=False), centre=some(b, d, low=-1.0)
+    ),
+    "l2 around a number": lambda b, d: dfw.LpBall(2, 0.5, some(b, d, low=0.5), centre=0.25),
+    "box around a centre": lambda _, d: dfw.Shifted(dfw.Box(-0.2, 0.3), some((), d, low=-1.0)),
+    "simplex around two centres": lambda b, d: dfw.Shifted(
+        dfw.Shifted(dfw.Simplex(), some(b, d, low=-1.0)), some((), d)
+    ),
+    "product of shifted": lambda _, d: dfw.Product(
+        [dfw.Shifted(dfw.Simplex(), 0.5), dfw.LpBall(1, 0.5, centre=leaf(torch.ones(4, dtype=d)))],
+        [4, 4],
+    ),
     "product": lambda b, d: dfw.Product(
         [dfw.LpBall(1, some(b, d, low=0.3, entries=False)), dfw.Simplex(), dfw.Box(-0.1, 0.1)],
         [3, 3, 2],
@@ -119,7 +131,7 @@ def attempted(objective, constraint, **options):
         "verify": True,
     } | options
     arguments = Arguments(objective, constraint, None, None)
-    return compiled.attempt(arguments, check_settings(**settings, constraint=constraint))
+    return compiled.attempt(arguments, check_settings(**settings))
 
 
 def answers(objective, constraint, **options):
@@ -163,7 +175,9 @@ def test_agrees_with_tensor_operations(constraint, objective, dtype, lead):
         assert float(given[1].violation(sol.x).max()) <= 4 * eps
 
 
-@pytest.mark.parametrize("constraint", ["l1", "l2", "box", "simplex", "l1 in a plane"])
+@pytest.mark.parametrize(
+    "constraint", ["l1", "l2", "box", "simplex", "l1 in a plane", "l1 around a centre"]
+)
 def test_second_derivatives(constraint):
     objective, body = OBJECTIVES["quadratic"]((), F64), SETS[constraint]((), F64)
     tensors = [objective.q, *(t for t in tensors_in(body) if t.requires_grad)]
@@ -285,6 +299,68 @@ def test_changed_in_place():
     P.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         x.sum().backward()
+
+
+def test_x_changed_in_place():
+    """The gradient is that of the solution, whatever becomes of the tensor that was returned."""
+    P = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=F64)).requires_grad_()
+    q = torch.tensor([-1.0, 0.5, -3.0], dtype=F64)
+    expected = torch.autograd.grad(dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.7)).x.sum(), P)
+    x = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.7)).x
+    found = torch.autograd.grad(x.mul_(1.0).add_(5.0).sum(), P)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_tensor_in_two_places(create_graph):
+    """As q and as the weights, whose gradients add up."""
+    q = torch.tensor([-1.0, 0.5, -3.0, 2.0], dtype=F64, requires_grad=True)
+
+    def gradient():
+        x = dfw.solve(dfw.Quadratic(torch.eye(4, dtype=F64), q), dfw.LpBall(1, 0.7, q)).x
+        return torch.autograd.grad(x.square().sum(), q, create_graph=create_graph)[0]
+
+    found = gradient()
+    with compiled.using(False):
+        close(found, gradient(), 1e-9)
+
+
+def test_far_from_the_centre():
+    """What is lost in q + P c is not for compiled code."""
+    q = torch.randn(4, dtype=F64)
+    near, far = (
+        attempted(dfw.Quadratic(None, q), dfw.LpBall(1, 0.1, centre=c)) for c in (1.0, 1e6)
+    )
+    assert near is not None
+    assert far is None
+
+
+def test_a_matrix_from_float32():
+    """P = RᵀR as float32 rounds it is not symmetric in float64, and averaged."""
+    R = torch.randn(N, N)
+    P = (R.T @ R / N + torch.eye(N)).double()
+    P[0, 1] += 1e-7
+    P.requires_grad_()
+    q = normal(N, dtype=F64)
+    assert attempted(dfw.Quadratic(P, q), dfw.Simplex()) is not None
+    sol, gradients = answers(dfw.Quadratic(P, q), dfw.Simplex())
+    with compiled.using(False):
+        other, expected = answers(dfw.Quadratic(P, q), dfw.Simplex(), tol=1e-13)
+    close(sol.x, other.x, 1e-8)
+    for own, right in zip(gradients, expected, strict=True):
+        close(own, right, 1e-6)
+
+
+@pytest.mark.parametrize("tol", [1e-5, 1.0, True, 1, "x", None, float("nan")])
+def test_settings_are_checked_every_time(tol):
+    """Although those that were seen before are known: 1, 1.0 and True are not the same."""
+    f, body = dfw.Quadratic(None, torch.ones(2)), dfw.LpBall(1, 0.5)
+    for _ in range(3):
+        if type(tol) in (int, float) and tol == tol:
+            dfw.solve(f, body, tol=tol)
+        else:
+            with pytest.raises(ValueError, match="tol"):
+                dfw.solve(f, body, tol=tol)
 
 
 def test_without_numba(monkeypatch):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
-from dfwlayer.constraints.region import Flat, Region, Round
+from dfwlayer.constraints.region import Flat, Power, Region, Round
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 
-__all__ = ["Atoms", "Constraint", "Face", "Recordable", "measured"]
+__all__ = ["Around", "Atoms", "Constraint", "Face", "Recordable", "measured"]
 
 _T = TypeVar("_T")
 
@@ -40,6 +40,14 @@ class Atoms(Protocol):
 
     def weights(self, x: Tensor, g: Tensor) -> Tensor:
         """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
+
+
+class Around(NamedTuple):
+    """A set {x : x − c ∈ S} as it was given."""
+
+    inner: Constraint  # S
+    centre: Value  # c
+    placed: Callable[[Tensor], Tensor]  # y ↦ c + y, as `Constraint.placed` has it
 
 
 class Recordable(Protocol):
@@ -340,11 +348,15 @@ class Constraint(ABC):
         """The x = c + y of a set around a centre c, for a y of S, both (..., n)."""
         return y
 
+    def around(self, like: Tensor) -> Around | None:
+        """The same of a set that is not bound, for vectors like these (..., n)."""
+        return None
+
     def region(self, like: Tensor) -> Region | None:
         """A bound set for vectors like these (B, n) as bounds, budgets and equations."""
         return None
 
-    def normal_form(self, n: int) -> Sequence[Flat | Round] | None:
+    def normal_form(self, n: int) -> Sequence[Flat | Round | Power] | None:
         """Bounds, budgets and equations, or a ball, for each block of the n coordinates.
 
         Asked of a set as it was given, after `is_plain`. What depends on its parameters does so for

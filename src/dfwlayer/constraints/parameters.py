@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from functools import cache
 from typing import Any
 
 import torch
@@ -148,6 +147,8 @@ class Parameter:
             fits = lead >= 0
         if not fits or lead > 0 or (self.least == -math.inf and self.most == math.inf):
             return fits
+        if value.numel() == 1:
+            return self.least <= value.item() <= self.most
         low, high = torch.aminmax(value.detach())
         return self.least <= float(low) and float(high) <= self.most
 
@@ -190,12 +191,20 @@ def matrix(**about: Any) -> Mapping[str, Parameter]:
     return {"parameter": Parameter(Kind.MATRIX, numbers=False, **about)}
 
 
-@uncompiled  # which compilers cannot follow
-@cache
 def table(cls: type) -> Mapping[str, Parameter]:
     """The parameters of a set by the names of their fields."""
+    known = _tables.get(cls)
+    return _table(cls) if known is None else known
+
+
+_tables: dict[type, Mapping[str, Parameter]] = {}
+
+
+@uncompiled  # which compilers cannot follow
+def _table(cls: type) -> Mapping[str, Parameter]:
     declared = ((f, f.metadata.get("parameter")) for f in fields(cls))
-    return {f.name: about.with_default(f.default) for f, about in declared if about is not None}
+    found = {f.name: about.with_default(f.default) for f, about in declared if about is not None}
+    return _tables.setdefault(cls, found)
 
 
 def fault(wrong: Tensor, status: Status, message: Callable[[], str]) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from dfwlayer.constraints.parameters import Value
 
-__all__ = ["Flat", "Region", "Round", "multiplied", "total"]
+__all__ = ["Flat", "Power", "Region", "Round", "multiplied", "total"]
 
 
 class Flat(NamedTuple):
@@ -33,6 +33,15 @@ class Round(NamedTuple):
     """{x : ‖w ∘ x‖₂ ≤ t} for n coordinates, likewise."""
 
     n: int
+    weight: Value  # w
+    radius: Value  # t
+
+
+class Power(NamedTuple):
+    """{x : ‖w ∘ x‖_p ≤ t} for n coordinates and any 1 < p < ∞, likewise."""
+
+    n: int
+    p: float
     weight: Value  # w
     radius: Value  # t
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -76,7 +77,7 @@ class Settings:
     spent: Tensor | None = None  # (...), steps that each problem has taken before, None for none
     callback: Callback | None = None
 
-    @property
+    @cached_property
     def compiles(self) -> bool:
         """Whether only the solution counts, and not the steps to it, so that others may find it."""
         exact = self.mode == "implicit" and getattr(self.method, "compiles", False)

@@ -83,12 +83,12 @@ class Objective(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """That of x."""
-        return next(iter(self._tensors.values())).dtype
+        return self._first.dtype
 
     @property
     def device(self) -> torch.device:
         """That of x."""
-        return next(iter(self._tensors.values())).device
+        return self._first.device
 
     @property
     def quadratic(self) -> bool:
@@ -223,6 +223,12 @@ class Objective(ABC):
     def suspect(self) -> Tensor:
         """Whether ``verified`` should have a closer look (), as far as one can tell at once."""
         return torch.ones((), dtype=torch.bool, device=self.device)
+
+    @property
+    def _first(self) -> Tensor:
+        """The first tensor."""
+        first: Tensor = next(t for name in self.ranks if (t := getattr(self, name)) is not None)
+        return first
 
     @property
     def _tensors(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.arguments import WIDE, check_tensor, check_tensors, common_batch, flag_nonfinite
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
@@ -68,8 +68,11 @@ class Quadratic(Objective):
                     f"P: expected shape ({n}, {n}) or (B, {n}, {n}) to go with q of shape "
                     f"{tuple(q.shape)}, got {tuple(P.shape)}"
                 )
-        check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
-        common_batch(self.batch_sizes)
+        alike = P is None or (P.dtype == q.dtype and P.device == q.device)
+        if not alike or q.dtype not in WIDE:
+            check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
+        if P is not None and q.dim() == 2 and P.dim() == 3:
+            common_batch(self.batch_sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:

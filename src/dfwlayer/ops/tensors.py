@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,12 @@ __all__ = ["fields_of", "filled", "static_of", "tensors_in"]
 
 def fields_of(node: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, none for other objects."""
-    return tuple(field.name for field in fields(node)) if is_dataclass(node) else ()
+    return _names(node if isinstance(node, type) else type(node))
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:

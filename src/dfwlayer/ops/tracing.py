@@ -84,7 +84,8 @@ def uncompiled(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break(**_REASON)
         if "torch._dynamo" not in sys.modules:
-            return plain(*args, **kwargs)
+            _refuse_recorders()
+            return fn(*args, **kwargs)
         if eager is None:
             eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
         return eager(*args, **kwargs)

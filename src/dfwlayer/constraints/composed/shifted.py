@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.base import Around, Constraint, Face
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
 from dfwlayer.ops.rows import dot
@@ -42,6 +42,14 @@ class Shifted(Built):
     def centred(self) -> tuple[Constraint, Tensor]:
         """S and c, of a set that is bound."""
         return self.constraint, tensor_of(self.centre)
+
+    def around(self, like: Tensor) -> Around:
+        """S and c, or where S has a centre, too, what is within and both together."""
+        within = self.constraint.around(like)
+        if within is None:
+            return Around(self.constraint, self.centre, self.placed)
+        centre = as_entries(self.centre, like) + as_entries(within.centre, like)
+        return Around(within.inner, centre, lambda y: self.placed(within.placed(y)))
 
     def placed(self, y: Tensor) -> Tensor:
         """The x of the set for a y of S: c + y, as far as the dtype can hold it."""

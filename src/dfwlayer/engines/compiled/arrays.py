@@ -1,4 +1,4 @@
-"""Tensors as the arrays that compiled code reads, and arrays as the gradients of tensors."""
+"""Tensors as the arrays that compiled code reads, and its results as gradients in the tensors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ class Batch:
 
     def plain(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that arrays can be made of, but for its layout."""
-        fits = type(tensor) in (Tensor, Parameter) and tensor.dtype == self.dtype
-        return fits and tensor.device.type == "cpu"
+        return (
+            type(tensor) in (Tensor, Parameter)
+            and tensor.dtype == self.dtype
+            and tensor.is_cpu
+            and not tensor.is_neg()
+        )
 
     def fits(self, tensor: Value | None, rank: int) -> bool:
         """Whether a tensor is plain and goes with those before it; numbers always do."""
@@ -38,7 +42,7 @@ class Batch:
         lead = tensor.dim() - rank
         if lead < 1:
             return lead == 0 or rank == 1
-        size = len(tensor)
+        size = tensor.shape[0]
         if lead > 1 or size == 0:
             return False
         if self.size is None or self.size == 1:
@@ -46,22 +50,26 @@ class Batch:
         return size in (1, self.size)
 
 
-def array_of(tensor: Value, rank: int) -> Array:
+def array_of(value: Value, rank: int) -> Array:
     """In float64, with one dimension more than one problem's."""
-    if not isinstance(tensor, Tensor):
-        return np.full((1,) * (rank + 1), tensor)
-    found: Array = tensor.detach().to(torch.float64).numpy()
+    if not isinstance(value, Tensor):
+        return np.full((1,) * (rank + 1), float(value))
+    found: Array = value.detach().numpy()
     if found.ndim < rank:
         found = found.reshape(1)
     if found.ndim == rank:
         found = found[None]
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(found, np.float64)
 
 
-def outer(like: Tensor | None, *pairs: tuple[Array, Array]) -> Tensor:
-    """Σ a bᵀ over two pairs and over the problems that share a matrix."""
-    assert like is not None
-    (a, b), (c, d) = pairs
+def signs(weight: Value) -> Array:
+    """Of weights, of which only the size counts; none of NaN."""
+    values = array_of(weight, 1)
+    return (values > 0) * 1.0 - (values < 0)
+
+
+def outer(like: Tensor, a: Array, b: Array, c: Array, d: Array) -> Tensor:
+    """Σ abᵀ + cdᵀ over the problems that share a matrix."""
     if like.dim() == 2 or len(like) == 1:
         total = a.T @ b + c.T @ d
     else:
@@ -87,9 +95,3 @@ def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
         return gradient
     narrow = gradient.to(dtype)
     return torch.where(torch.isfinite(narrow), narrow, 0)
-
-
-def signs(weight: Value) -> Array:
-    """Of weights, of which only the size counts; none of NaN."""
-    values = array_of(weight, 1)
-    return (values > 0) * 1.0 - (values < 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, Attempt, bind, centred
+from dfwlayer.engines.compiled.arrays import Array, Gradients
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
-from dfwlayer.engines.compiled.layout import Layout, Results, lay_out
-from dfwlayer.engines.compiled.pool import Pooled
+from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
@@ -22,122 +23,161 @@ from dfwlayer.solution import Solution
 
 __all__ = ["attempt"]
 
+SMALLEST = 7.01e-46  # no less than half of the smallest float32
+
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt, None if that is nothing."""
-    given = arguments.objective, arguments.constraint
-    layout = lay_out(*given) or lay_out_columns(*given)
+    problem = arguments.objective, arguments.constraint
+    layout = lay_out(*problem) or lay_out_columns(*problem)
     if layout is None:
         return None
-    found = _found(layout, arguments.x0, settings)
+    start = _start(layout, arguments.x0)
+    found = None if start is None else layout.search(start, settings.tol, settings.max_steps)
     if found is None:
         return None
-    lead = () if layout.batch is None else (layout.batch,)
-    x = torch.from_numpy(found.x).to(layout.dtype).reshape(*lead, layout.n)
+    codes, left = found.codes, None
+    if layout.batch is None:
+        if codes[0, 0] != SOLVED:
+            return None
+    elif (lost := codes[0] != SOLVED).any():
+        if lost.all():
+            return None
+        for part in (found.x, found.multipliers, *found.face):
+            part[lost] = 0
+        left = torch.from_numpy(lost)
+    x: Tensor | None = None
     if torch.is_grad_enabled():
-        own, others = layout.tensors, tensors_in(arguments.constraint)
-        if any(t is not None and t.requires_grad for t in own):
-            x = _Solution.apply(x, layout, found, arguments, settings, *own, *others)  # type: ignore[no-untyped-call]
-    value, gap = torch.from_numpy(found.values).to(layout.dtype).unbind()
+        own = [t for t in layout.tensors if t is not None and t.requires_grad]
+        if own:
+            given = tensors_in((arguments.objective, arguments.constraint))
+            solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
+            # the set's may be others, from which the layout's were derived
+            others = (t for t in given if t.requires_grad)
+            x = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
+    if x is None:
+        x = layout.point(found.x)
+    values = found.values
     if layout.dtype != torch.float64:  # a bound stays one
-        gap = torch.nextafter(gap, torch.full_like(gap, torch.inf))
-    status, steps = torch.from_numpy(found.codes).unbind()
-    left = status != SOLVED if found.codes[0].any() else None
-    if not lead:
-        value, gap, steps, status = value[0], gap[0], steps[0], status[0]
+        values[1] = values[1] * (1 + layout.eps) + SMALLEST
+        values = values.astype(np.float32)
+    at = (0, ...) if layout.batch is None else ()
+    value, gap, status, steps = (
+        torch.from_numpy(row[at]) for row in (values[0], values[1], codes[0], codes[1])
+    )
     return Attempt(Solution(x, value, gap, steps, status), left)
 
 
-def _found(
-    layout: Layout | WorkingSets, x0: Tensor | None, settings: Settings
-) -> Results | Pooled | None:
-    batch, n = layout.batch or 1, layout.n
-    start = np.zeros((1, n))
-    if x0 is not None:
-        if (
-            x0.dim() not in (1, 2)
-            or x0.shape[-1] != n
-            or x0.dtype != layout.dtype
-            or x0.device.type != "cpu"
-        ):
-            return None
-        start = x0.detach().to(torch.float64).reshape(-1, n).contiguous().numpy()
-        if len(start) not in (1, batch) or (x0.dim() == 2 and layout.batch is None):
-            return None
-        if not np.isfinite(start[0]).all() and len(start) == 1:
-            return None
-    limits = torch.finfo(layout.dtype).eps, settings.tol, settings.max_steps
-    found = layout.search(start, limits)
-    if found is None:
+def _start(layout: Layout | WorkingSets, x0: Tensor | None) -> Array | None:
+    """Where to start (1, n) or (B, n), None if the question is for others."""
+    n = layout.n
+    if x0 is None:
+        return np.zeros((1, n))
+    if (
+        x0.dim() not in (1, 2)
+        or x0.shape[-1] != n
+        or x0.dtype != layout.dtype
+        or x0.device.type != "cpu"
+    ):
         return None
-    left = found.codes[0] != SOLVED
-    if left.any():
-        if left.all():
-            return None
-        for part in (found.x, found.multipliers, *found.face):
-            part[left] = 0
-    return found
+    start: Array = x0.detach().to(torch.float64).reshape(-1, n).contiguous().numpy()
+    if len(start) not in (1, layout.batch or 1) or (x0.dim() == 2 and layout.batch is None):
+        return None
+    if len(start) == 1 and not np.isfinite(start[0]).all():
+        return None
+    return start
+
+
+class _Solved(NamedTuple):
+    """What a gradient needs of a solve."""
+
+    layout: Layout | WorkingSets
+    found: Any  # what the layout has found, `Results` or `Pooled`
+    arguments: Arguments
+    settings: Settings
+    own: int  # of the inputs below, how many are the layout's
+    versions: list[int]
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often tensors were changed in place."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class _Solution(torch.autograd.Function):
-    """x, with the gradient of the exact solution."""
+    """x, with the gradient of the exact solution; inputs are tensors that ask for one.
+
+    They are the layout's, which may be derived from those of the arguments, and then these.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        layout: Layout | WorkingSets,
-        found: Results,
-        arguments: Arguments,
-        settings: Settings,
-        *tensors: Tensor | None,
-    ) -> Tensor:
-        ctx.layout, ctx.found, ctx.arguments, ctx.settings = layout, found, arguments, settings
-        ctx.save_for_backward(*tensors)
-        return x
+    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> Tensor:
+        ctx.solved, ctx.inputs = solved, inputs
+        # in memory of its own, as a user may change it and the gradient needs it
+        return solved.layout.point(solved.found.x.copy())
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        layout: Layout | WorkingSets = ctx.layout
-        # lets torch raise if one of them was changed in place since the solve
-        saved = ctx.saved_tensors
-        asked: tuple[bool, ...] = ctx.needs_input_grad[5:]
-        own = len(layout.tensors)
+        layout, found, arguments, _, own, versions = solved = ctx.solved
+        if _versions(tensors_in((arguments.objective, arguments.constraint))) != versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a tensor of the objective or of the set, after the solve"
+            )
+        asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or in_transform(v):
-            x = torch.from_numpy(ctx.found.x).to(layout.dtype).reshape(v.shape)
-            gradients = _differentiably(x, ctx.arguments, ctx.settings, saved, asked, own, v)
+            return None, *_differentiably(solved, ctx.inputs, asked, v)
+        arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, layout.n)
+        tensors, needs = layout.tensors, iter(asked[:own])
+        among = [t is not None and t.requires_grad for t in tensors]
+        wanted = [each and next(needs) for each in among]
+        if np.isfinite(arriving.sum()):
+            gradients = layout.pullback(wanted, found, arriving)
         else:
-            arriving = v.to(torch.float64).reshape(-1, layout.n).contiguous().numpy()
-            gradients = layout.pullback(asked[:own], ctx.found, arriving)
-            gradients = gradients + [None] * (len(saved) - own)
-        return None, None, None, None, None, *gradients
+            # NaN comes from elsewhere and goes on as it does everywhere in torch
+            lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
+            gradients = layout.pullback(wanted, found, np.where(lost[:, None], 0.0, arriving))
+            _spoil(gradients, torch.from_numpy(lost))
+        return None, *compress(gradients, among), *[None] * (len(asked) - own)
+
+
+def _spoil(gradients: Gradients, lost: Tensor) -> None:
+    """Make gradients NaN where one of these problems (B,) has a part in them."""
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        if gradient.layout != torch.strided:
+            gradient.values().fill_(torch.nan)
+        elif len(lost) > 1 and gradient.dim() and len(gradient) == len(lost):
+            gradient[lost] = torch.nan
+        else:
+            gradient.fill_(torch.nan)
 
 
 def _differentiably(
-    x: Tensor,
-    arguments: Arguments,
-    settings: Settings,
-    tensors: Sequence[Tensor | None],
-    asked: Sequence[bool],
-    own: int,
-    v: Tensor,
-) -> list[Tensor | None]:
-    """The same gradients with derivatives of their own, past what was derived from the tensors.
-
-    Of the tensors, the first two are those of the objective and those from ``own`` on the set's.
-    """
+    solved: _Solved, inputs: Sequence[Tensor], asked: Sequence[bool], v: Tensor
+) -> Gradients:
+    """The same gradients with derivatives of their own, past what was derived from the tensors."""
+    layout = solved.layout
     with torch.enable_grad():
-        task = bind(arguments, settings).checked()
-        problem, at, place = centred(task.objective, task.constraint, x)
+        task = bind(solved.arguments, solved.settings).checked()
+        at = layout.local(solved.found.x)
+        problem, _, place = centred(task.objective, task.constraint, at)
         with torch.no_grad():
             _, _, face = problem.face_at(at)
         moved = place(attach(problem, at, face))
-    given = [*range(2), *range(own, len(tensors))]
-    wanted = [i for i in given if asked[i]]
+    wanted: dict[int, int] = {}  # by identity, as a tensor may be the argument of several things
+    for i, tensor in enumerate(inputs[solved.own :], start=solved.own):
+        if asked[i]:
+            wanted.setdefault(id(tensor), i)
     gradients = torch.autograd.grad(
-        moved, [tensors[i] for i in wanted], v, create_graph=True, allow_unused=True
+        moved,
+        [inputs[i] for i in wanted.values()],
+        v,
+        create_graph=True,
+        allow_unused=True,
     )
-    out: list[Tensor | None] = [None] * len(tensors)
-    for i, gradient in zip(wanted, gradients, strict=True):
+    out: Gradients = [None] * len(inputs)
+    for i, gradient in zip(wanted.values(), gradients, strict=True):
         out[i] = gradient
     return out

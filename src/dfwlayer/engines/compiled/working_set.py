@@ -22,9 +22,10 @@ from dfwlayer.engines.compiled.arrays import (
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
 from dfwlayer.engines.compiled.kernels import search
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
-from dfwlayer.engines.compiled.kernels.polytope import BUDGET, HIGH, LOW, ROWS
-from dfwlayer.engines.compiled.layout import Adjoint, Polytopes, Results, drop_lost, sets_of
+from dfwlayer.engines.compiled.kernels.polytope import BUDGET, HIGH, KIND, LOW, ROWS
+from dfwlayer.engines.compiled.layout import EPS
 from dfwlayer.engines.compiled.pool import Pooled, Search
+from dfwlayer.engines.compiled.sets import Adjoint, Polytopes, Results, sets_of
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.sparse import SparseMatrix
@@ -53,11 +54,23 @@ class WorkingSets:
         """What a gradient may be asked for, those of the objective first."""
         return (self.matrix, self.vector, *self.sets.tensors)
 
-    def search(self, start: Array, limits: tuple[float, float, int]) -> Pooled | None:
+    @property
+    def eps(self) -> float:
+        """Of the dtype."""
+        return EPS[self.dtype]
+
+    def local(self, x: Array) -> Tensor:
+        """What was found (B, n)."""
+        found = torch.from_numpy(x[0] if self.batch is None else x)
+        return found if self.dtype == torch.float64 else found.to(self.dtype)
+
+    point = local  # there are no centres
+
+    def search(self, start: Array, tol: float, most: int) -> Pooled | None:
         """Solve from a start (·, n), None where that has found nothing."""
         batch = self.batch or 1
-        sets = self.sets.bodies, self.sets.blocks
-        found = Search(self._columns(batch), *sets, batch, limits).run(start)
+        sets = self.sets.bodies, self.sets.plan.blocks
+        found = Search(self._columns(batch), *sets, batch, (self.eps, tol, most)).run(start)
         if found is None:
             return None
         # what of the matrix was never looked at; that takes about as long as a gradient
@@ -82,7 +95,7 @@ class WorkingSets:
         given = (
             np.ascontiguousarray(pool.hessian[:p, :p])[None],
             found.bodies,
-            torch.finfo(self.dtype).eps,
+            self.eps,
             found.codes,
             np.ascontiguousarray(found.face[0][:, index]),
             found.sides,
@@ -91,11 +104,11 @@ class WorkingSets:
         spread(lambda a, b: search.adjoint(a, b, *given, inner, *own), len(v), p**3 // 6 + 100 * p)
         u = np.zeros_like(v)
         u[:, index] = own.u
-        bounds = 2 + 2 * len(self.sets.bounds)
         sides = self._sides(found)
-        rest = self._rest(found, own, sides, v) if any(asked[2:bounds]) else u
-        adjoint = Adjoint(u, own.nu, rest)
-        drop_lost(adjoint, found.x, self.dtype)
+        spots = zip(asked[2:], self.sets.plan.spots, strict=True)
+        bounds = any(want and spot.line < ROWS for want, spot in spots)
+        adjoint = Adjoint(u, own.nu, self._rest(found, own, sides, v) if bounds else u)
+        adjoint.drop_lost(found.x, self.dtype)
         gradients = self._of_objective(asked[0], asked[1], found, u)
         if not any(asked[2:]):
             return gradients + [None] * len(asked[2:])
@@ -115,16 +128,17 @@ class WorkingSets:
     def _rest(self, found: Pooled, own: Adjoint, sides: Array, v: Array) -> Array:
         """v − P u − Σ ν_j a_j."""
         rest: Array = v - found.columns.product(own.u)
-        for line, row in enumerate(self.sets.rows, start=ROWS):
+        for line in range(ROWS, self.sets.bodies.shape[1]):
             slope = self.sets.bodies[:, line, : self.n]
-            rest -= own.nu[:, line, None] * slope * (sides if row.kind == BUDGET else 1.0)
+            budget = self.sets.bodies[0, line, KIND] == BUDGET
+            rest -= own.nu[:, line, None] * slope * (sides if budget else 1.0)
         return rest
 
     def _of_objective(self, matrix: bool, vector: bool, found: Pooled, u: Array) -> Gradients:
         """Gradients in the matrix and the vector."""
         x, columns = found.x, found.columns
         if not isinstance(columns, Squares):
-            of_matrix = outer(self.matrix, (-0.5 * u, x), (-0.5 * x, u)) if matrix else None
+            of_matrix = outer(self.matrix, -0.5 * u, x, -0.5 * x, u) if matrix else None
             return [of_matrix, summed(self.vector, -u) if vector else None]
         # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
         index = columns.pool.index
@@ -135,7 +149,7 @@ class WorkingSets:
         residual = columns.residual(np.ascontiguousarray(x[:, index]))
         residual[found.codes[0] != SOLVED] = 0.0
         if self.matrix.layout == torch.strided:
-            return [outer(self.matrix, (-moved, x), (-residual, u)), of_vector]
+            return [outer(self.matrix, -moved, x, -residual, u), of_vector]
         return [self._on_pattern((moved, x), (residual, u)), of_vector]
 
     def _on_pattern(self, *pairs: tuple[Array, Array]) -> Tensor:
@@ -166,7 +180,7 @@ def lay_out_columns(objective: Objective, constraint: Constraint) -> WorkingSets
     _, vector, squared = given
     n, dtype = objective.shape[0], vector.dtype
     batch = Batch(dtype)
-    if dtype not in (torch.float64, torch.float32) or not batch.plain(matrix):
+    if dtype not in EPS or not batch.plain(matrix):
         return None
     if not batch.fits(vector, 1):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, summing
 from dfwlayer.engines.compiled.kernels.faces import slope
 from dfwlayer.engines.compiled.kernels.numbers import DOUBLE, rounded
 from dfwlayer.engines.compiled.kernels.polytope import (
@@ -22,18 +22,39 @@ __all__ = ["gap_of", "settle"]
 
 
 @kernel
+def _plus(total, term):
+    """A sum and its rounding (Knuth), without a branch."""
+    new = total + term
+    part = new - total
+    return new, (total - (new - part)) + (term - part)
+
+
+@kernel
 def _total(body, row, x):
     """What a row adds up to, with the rounding of the sum carried along, and its largest term."""
-    total = carried = size = 0.0
-    budget = body[row, KIND] == BUDGET
-    for i in range(len(x)):
-        a = body[row, i]
-        term = a * abs(x[i]) if budget else a * x[i]
-        size = max(size, abs(term))
-        new = total + term
-        carried += (total - new) + term if abs(total) >= abs(term) else (term - new) + total
-        total = new
-    return total + carried, size
+    a = b = c = d = carried = more = size = 0.0
+    slopes, n, budget = body[row], len(x), body[row, KIND] == BUDGET
+    i = 0
+    # four sums at a time, as each has to wait for its last one
+    while i < n:
+        s = slopes[i] * x[i]
+        t = slopes[i + 1] * x[i + 1] if i + 1 < n else 0.0
+        u = slopes[i + 2] * x[i + 2] if i + 2 < n else 0.0
+        v = slopes[i + 3] * x[i + 3] if i + 3 < n else 0.0
+        if budget:
+            s, t, u, v = abs(s), abs(t), abs(u), abs(v)
+        size = max(size, max(max(abs(s), abs(t)), max(abs(u), abs(v))))
+        a, s = _plus(a, s)
+        b, t = _plus(b, t)
+        c, u = _plus(c, u)
+        d, v = _plus(d, v)
+        carried += s + t
+        more += u + v
+        i += 4
+    a, s = _plus(a, b)
+    c, t = _plus(c, d)
+    a, u = _plus(a, c)
+    return a + (carried + more + s + t + u), size
 
 
 @kernel
@@ -47,28 +68,60 @@ def _missing(body, row, x, eps):
 
 
 @kernel
+def _off(body, row, x, eps):
+    """Whether a row is off by more than rounding."""
+    total, size = _total(body, row, x)
+    off = total - body[row, TOTAL]
+    if body[row, KIND] == EQUATION:
+        off = abs(off)
+    return off > 2 * eps * max(size, abs(body[row, TOTAL]))
+
+
+@summing
+def _inside(low, high, x, eps):
+    """Round x to its dtype, between bounds."""
+    for i in range(len(x)):
+        v, least, most = rounded(x[i], eps), low[i], high[i]
+        v = most if v > most else v
+        x[i] = least if v < least else v
+
+
+@summing
+def _is_inside(low, high, x):
+    """Whether x is between bounds."""
+    outside = 0.0
+    for i in range(len(x)):
+        outside += 0.0 if (x[i] >= low[i]) & (x[i] <= high[i]) else 1.0
+    return outside == 0
+
+
+@kernel
 def settle(body, blocks, places, x, eps, sides):
     """Round x to its dtype such that it is feasible; False where that takes more than a nudge.
 
     In every block a coordinate, or two, that has room takes up what rounding left of the rows.
     """
-    n = len(x)
-    for i in range(n):
-        low, high = body[LOWER, i], body[UPPER, i]
-        v = rounded(x[i], eps)
-        x[i] = low if v < low else (high if v > high else v)
+    _inside(body[LOWER], body[UPPER], x, eps)
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
-        for _ in range(3 if last > row else 0):
+        if last == row:
+            continue
+        for trial in range(4):
             here = _missing(body, row, x, eps)
             there = _missing(body, row + 1, x, eps) if last - row > 1 else 0.0
             if here == 0 and there == 0:
                 break
+            if trial == 3:
+                if _off(body, row, x, eps) or (last - row > 1 and _off(body, row + 1, x, eps)):
+                    return False
+                break
             one = two = -1
             best = 0.0
             for i in range(first, end):  # the coordinate with most to give
-                if places[i] == FREE and abs(body[row, i] * x[i]) > best:
-                    best, one = abs(body[row, i] * x[i]), i
+                size = abs(body[row, i] * x[i])
+                size = size if places[i] == FREE else 0.0
+                if size > best:
+                    best, one = size, i
             if one < 0:
                 return False
             a = slope(body, row, one, sides)
@@ -86,17 +139,7 @@ def settle(body, blocks, places, x, eps, sides):
             b, d = slope(body, row, two, sides), body[row + 1, two]
             x[one] = rounded(x[one] + (d * here - b * there) / (a * d - b * c), eps)
             x[two] = rounded(x[two] + (a * there - c * here) / (a * d - b * c), eps)
-    for row in range(ROWS, len(body)):
-        total, size = _total(body, row, x)
-        off = total - body[row, TOTAL]
-        if body[row, KIND] == EQUATION:
-            off = abs(off)
-        if off > 2 * eps * max(size, abs(body[row, TOTAL])):
-            return False
-    within = True
-    for i in range(n):
-        within = within and body[LOWER, i] <= x[i] <= body[UPPER, i]
-    return within
+    return _is_inside(body[LOWER], body[UPPER], x)
 
 
 @kernel
@@ -124,42 +167,48 @@ def _bounded_multipliers(body, blocks, g, multipliers):
                 r = g[i]
                 if last - row == 2:
                     r += multipliers[row + 1] * body[row + 1, i]
-                way = body[UPPER, i] if r < 0 else -body[LOWER, i]
+                up, down = body[UPPER, i], -body[LOWER, i]
+                way = up if r < 0 else down
                 if way == np.inf and body[row, i] > 0:
                     need = max(need, (1 + 2 * DOUBLE) * abs(r) / body[row, i])
             multipliers[row] = need
 
 
+@summing
+def _lagrangian(low, high, x, r, hold):
+    """Σ of r_i (x_i − s_i) + h_i (|x_i| − |s_i|) with the best s between bounds, and of |r_i x_i|.
+
+    The best s is at a bound, or at zero or the point next to it.
+    """
+    gap = terms = endless = 0.0
+    for i in range(len(x)):
+        least, most, at, slope, h = low[i], high[i], x[i], r[i], hold[i]
+        zero = least if least > 0 else (most if most < 0 else 0.0)
+        s = least if slope > 0 else most
+        s = zero if abs(slope) <= h else s
+        s = at if (slope == 0) & (h == 0) else s
+        endless += 0.0 if abs(s) < np.inf else 1.0
+        term = slope * (at - s) + h * (abs(at) - abs(s))
+        gap += term if term > 0 else 0.0
+        terms += abs(slope * at)
+    return (np.inf if endless > 0 else gap), terms
+
+
 @kernel
-def gap_of(body, blocks, x, g, multipliers):
+def gap_of(body, blocks, x, g, multipliers, hold):
     """A bound of f(x) − f* by Lagrangian duality: valid for any multipliers, tight for the right.
 
     ⟨g, x⟩ + Σ λ_j t_j − min over the bounds of ⟨g, s⟩ + Σ λ_j h_j(s), term by term, so that
-    nothing cancels.
+    nothing cancels. The slopes of that take the place of g; ``hold`` (n,) is scratch.
     """
     _bounded_multipliers(body, blocks, g, multipliers)
-    gap = terms = 0.0
-    k = len(body)
-    for row in range(ROWS, k):
+    fill(0.0, hold)
+    rows = 0.0
+    for row in range(ROWS, len(body)):
         total, _ = _total(body, row, x)
         rest = multipliers[row] * (body[row, TOTAL] - total)
-        gap += rest if body[row, KIND] == BUDGET else abs(rest)
-    for i in range(len(x)):
-        r, hold = g[i], 0.0
-        for row in range(ROWS, k):
-            if body[row, KIND] == BUDGET:
-                hold += multipliers[row] * body[row, i]
-            else:
-                r += multipliers[row] * body[row, i]
-        if r == 0 and hold == 0:
-            continue
-        low, high = body[LOWER, i], body[UPPER, i]
-        # the best s is at a bound, or at zero or the point next to it
-        s = low if r > 0 else high
-        if abs(r) <= hold:
-            s = low if low > 0 else (high if high < 0 else 0.0)
-        if not np.isfinite(s):
-            return np.inf
-        gap += max(r * (x[i] - s) + hold * (abs(x[i]) - abs(s)), 0.0)
-        terms += abs(r * x[i])
-    return max(gap, 0.0) + DOUBLE * terms
+        budget = body[row, KIND] == BUDGET
+        rows += rest if budget else abs(rest)
+        add(hold if budget else g, multipliers[row], body[row], len(x))
+    gap, terms = _lagrangian(body[LOWER], body[UPPER], x, g, hold)
+    return max(gap + rows, 0.0) + DOUBLE * terms

@@ -32,7 +32,9 @@ SOLVED, UNFIT, LOST, DOUBTED, UNSETTLED, UNPROVEN = 0, 1, 2, 3, 4, 5
 ROUNDING = 16.0  # units of rounding that a sum of products is taken to be off by
 CLEAR = 64.0  # times rounding: multipliers and slacks beyond that are no rounding
 LARGEST, SMALLEST = 1e60, 1e-60  # numbers whose products of three and squares are numbers
-SKEW = 8.0  # units of rounding of the dtype, times √n: |P − Pᵀ| against the largest entry of P
+# |P − Pᵀ| against the largest entry of P: units of rounding of the dtype, times √n, and what is
+# averaged away in any dtype, over n, as an objective adds up n of them to tell
+SKEW, ASYMMETRY = 8.0, 5e-5
 SINGLE, DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 
 
@@ -59,7 +61,7 @@ def symmetric(P, eps):
             skew = max(skew, abs(P[i, j] - P[j, i]))
     if skew == 0:
         return P
-    if not skew <= SKEW * eps * np.sqrt(n) * largest:
+    if not skew <= max(SKEW * eps * np.sqrt(n), ASYMMETRY / n) * largest:
         return np.empty((0, 0))
     out = np.empty((n, n))
     for i in range(n):

@@ -98,7 +98,7 @@ def _on_disk(stamp):
         """The multipliers of the coordinates that were held, and the gap if none is wrong."""
         _ = stamp
         n, k = g.shape[1], bodies.shape[1]
-        guess = np.empty(k)
+        guess, slopes, scratch = np.empty(k), np.empty(n), np.empty(n)
         for b in range(first, end):
             if not todo[b]:
                 continue
@@ -135,7 +135,8 @@ def _on_disk(stamp):
             found[0, b], found[1, b] = bad, doubtful
             if bad == 0:
                 copy(multipliers[b], guess)
-                found[2, b] = gap_of(body, blocks, x[b], g[b], guess)
+                copy(g[b], slopes)
+                found[2, b] = gap_of(body, blocks, x[b], slopes, guess, scratch)
 
     @entry
     def correlate(

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import kernel, summing
+from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
 
 __all__ = [
     "BUDGET",
@@ -29,7 +30,9 @@ __all__ = [
     "TOTAL",
     "UPPER",
     "ZERO",
+    "meet",
     "project",
+    "sound",
 ]
 
 EQUATION, BUDGET = 0.0, 1.0  # kinds of rows
@@ -50,30 +53,45 @@ def _clip(y, low, high):
     return low if y < low else (high if y > high else y)
 
 
-@kernel
-def _walk(body, row, multiplier, z, x, first, end):
-    """x for a multiplier of that row; what the row adds up to, how fast that falls, its size."""
+@summing
+def _walk(low, high, slopes, budget, multiplier, z, first, end):
+    """For a multiplier of a row: what it adds up to, how fast that falls, its size.
+
+    Without a branch, so that several coordinates are done at once.
+    """
     total = slope = size = 0.0
-    budget = body[row, KIND] == BUDGET
-    for i in range(first, end):
-        a = body[row, i]
-        low, high = body[LOWER, i], body[UPPER, i]
-        if budget:
+    if budget:
+        for i in range(first, end):
+            a = slopes[i]
             y = abs(z[i]) - multiplier * a
-            y = 0.0 if y <= 0 and a > 0 else (y if z[i] >= 0 else -y)
-            c = _clip(y, low, high)
+            y = y if y > 0 else 0.0
+            y = y if z[i] >= 0 else -y
+            c = high[i] if y > high[i] else y
+            c = low[i] if c < low[i] else c
             total += a * abs(c)
-            if y != 0 and low <= y <= high:
-                slope += a * a
-        else:
-            y = z[i] - multiplier * a
-            c = _clip(y, low, high)
-            total += a * c
-            size += abs(a * c)
-            if low <= y <= high:
-                slope += a * a
-        x[i] = c
-    return total, slope, (total if budget else size)
+            slope += a * a if (y != 0) & (c == y) else 0.0
+        return total, slope, total
+    for i in range(first, end):
+        a = slopes[i]
+        y = z[i] - multiplier * a
+        c = high[i] if y > high[i] else y
+        c = low[i] if c < low[i] else c
+        total += a * c
+        size += abs(a * c)
+        slope += a * a if c == y else 0.0
+    return total, slope, size
+
+
+@kernel
+def _points(low, high, slopes, budget, multiplier, z, x, first, end):
+    """x for a multiplier of a row."""
+    for i in range(first, end):
+        y = z[i] - multiplier * slopes[i]
+        if budget:
+            y = abs(z[i]) - multiplier * slopes[i]
+            y = y if y > 0 else 0.0
+            y = y if z[i] >= 0 else -y
+        x[i] = _clip(y, low[i], high[i])
 
 
 @kernel
@@ -97,33 +115,44 @@ def _next_bend(body, row, multiplier, z, first, end, up):
 
 
 @kernel
-def _meet(body, row, start, z, x, first, end):
-    """The multiplier for which a row holds, NaN if there is none; x for it."""
+def meet(body, row, start, z, first, end):
+    """The multiplier for which a row holds, NaN if there is none."""
     eps = np.finfo(np.float64).eps
+    low, high, slopes = body[LOWER], body[UPPER], body[row]
     target = body[row, TOTAL]
     budget = body[row, KIND] == BUDGET
     least, most = -np.inf, np.inf
+    over = under = 0.0  # the excess at these ends
+    side = 0  # the one that was moved last
     at = 0.0 if budget else start
     close = eps * (2 + 0.25 * (end - first))  # rounding of the sum
     for trial in range(TRIALS):
-        total, slope, size = _walk(body, row, at, z, x, first, end)
+        total, slope, size = _walk(low, high, slopes, budget, at, z, first, end)
         excess = total - target
         if budget and trial == 0 and excess <= 0:
             return 0.0
         if abs(excess) <= close * (size + abs(target)):
             return at
         if excess > 0:
-            least = at
+            under *= 0.5 if side > 0 else 1.0  # an end that stays counts less (Illinois)
+            least, over, side = at, excess, 1
         else:
-            most = at
+            over *= 0.5 if side < 0 else 1.0
+            most, under, side = at, excess, -1
+        between = least > -np.inf and most < np.inf
         if slope > 0:
             new = at + excess / slope
+            if new == at:
+                return at
+        elif between:
+            new = np.inf
         else:
             new = _next_bend(body, row, at, z, first, end, excess > 0)
             if np.isnan(new):
                 return np.nan
-        if new == at:
-            return at
+        if between and not abs(new - at) < 0.5 * (most - least):
+            # the piece ends before; over many pieces the sum is not far from a straight line
+            new = least + (most - least) * (over / (over - under))
         if not least < new < most:
             new = 0.5 * (least + most)  # finite, as no step goes beyond an end that is not there
             if not least < new < most:
@@ -142,14 +171,16 @@ def _meet_both(body, first_row, start, z, x, first, end, shifted):
     at, inner = start[outer], start[first_row]
     close = eps * (4 + 0.5 * (end - first))
     reach = 1.0
+    low, high, slopes = body[LOWER], body[UPPER], body[first_row]
+    budget = body[first_row, KIND] == BUDGET
     for _ in range(TRIALS):
         for i in range(first, end):
             shifted[i] = z[i] - at * body[outer, i]
-        inner = _meet(body, first_row, inner, shifted, x, first, end)
+        inner = meet(body, first_row, inner, shifted, first, end)
         if np.isnan(inner):
             return np.nan, np.nan
+        _points(low, high, slopes, budget, inner, shifted, x, first, end)
         total = size = own = mixed = other = widest = 0.0
-        budget = body[first_row, KIND] == BUDGET
         for i in range(first, end):
             a, c = body[outer, i], x[i]
             total += a * c
@@ -202,9 +233,12 @@ def project(body, blocks, z, x, multipliers, places, shifted):
             for i in range(first, end):
                 x[i] = _clip(z[i], body[LOWER, i], body[UPPER, i])
         elif count == 1:
-            multipliers[row] = _meet(body, row, multipliers[row], z, x, first, end)
-            if np.isnan(multipliers[row]):
+            at = meet(body, row, multipliers[row], z, first, end)
+            if np.isnan(at):
                 return False
+            budget = body[row, KIND] == BUDGET
+            _points(body[LOWER], body[UPPER], body[row], budget, at, z, x, first, end)
+            multipliers[row] = at
         else:
             both = _meet_both(body, row, multipliers, z, x, first, end, shifted)
             multipliers[row], multipliers[row + 1] = both
@@ -229,4 +263,38 @@ def project(body, blocks, z, x, multipliers, places, shifted):
                 places[i] = HIGH
             else:
                 places[i] = ZERO if kinked else FREE
+    return True
+
+
+@kernel
+def sound(body, blocks):
+    """Whether the numbers of a set are such that this code may be used on them."""
+    n = body.shape[1] - 2
+    for i in range(n):
+        if not body[LOWER, i] <= body[UPPER, i]:
+            return False
+        low, high = abs(body[LOWER, i]), abs(body[UPPER, i])
+        if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
+            return False
+        if 0 < low < SMALLEST or 0 < high < SMALLEST:
+            return False
+    for block in range(len(blocks)):
+        first, end, row, last = blocks[block]
+        for i in range(first, end):
+            low, high = body[LOWER, i], body[UPPER, i]
+            budget = row < last and body[row, KIND] == BUDGET
+            if budget and (low > 0 or high < 0):
+                return False
+            open_ended = low == -np.inf or high == np.inf
+            if open_ended and (row == last or (budget and body[row, i] == 0)):
+                return False  # nothing else bounds it
+            if low == -np.inf and high == np.inf and not budget:
+                return False
+    for row in range(ROWS, len(body)):
+        budget = body[row, KIND] == BUDGET
+        if not abs(body[row, TOTAL]) < LARGEST or (budget and not body[row, TOTAL] > SMALLEST):
+            return False
+        for i in range(n):
+            if not abs(body[row, i]) < LARGEST or (budget and body[row, i] < 0):
+                return False
     return True

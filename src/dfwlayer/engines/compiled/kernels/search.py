@@ -69,6 +69,7 @@ from dfwlayer.engines.compiled.kernels.polytope import (
     UPPER,
     ZERO,
     project,
+    sound,
 )
 
 __all__ = ["CLEARLY", "adjoint", "fit", "judge", "search"]
@@ -257,33 +258,7 @@ def fit(body, blocks, P, q, start):
     for i in range(n):
         if not (abs(q[i]) < LARGEST and abs(start[i]) < LARGEST):
             return 0.0
-        if not body[LOWER, i] <= body[UPPER, i]:
-            return 0.0
-        low, high = abs(body[LOWER, i]), abs(body[UPPER, i])
-        if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
-            return 0.0
-        if 0 < low < SMALLEST or 0 < high < SMALLEST:
-            return 0.0
-    for block in range(len(blocks)):
-        first, end, row, last = blocks[block]
-        for i in range(first, end):
-            low, high = body[LOWER, i], body[UPPER, i]
-            budget = row < last and body[row, KIND] == BUDGET
-            if budget and (low > 0 or high < 0):
-                return 0.0
-            open_ended = low == -np.inf or high == np.inf
-            if open_ended and (row == last or (budget and body[row, i] == 0)):
-                return 0.0  # nothing else bounds it
-            if low == -np.inf and high == np.inf and not budget:
-                return 0.0
-    for row in range(ROWS, len(body)):
-        budget = body[row, KIND] == BUDGET
-        if not abs(body[row, TOTAL]) < LARGEST or (budget and not body[row, TOTAL] > SMALLEST):
-            return 0.0
-        for i in range(n):
-            if not abs(body[row, i]) < LARGEST or (budget and body[row, i] < 0):
-                return 0.0
-    return bound
+    return bound if sound(body, blocks) else 0.0
 
 
 def _on_disk(stamp):
@@ -359,7 +334,7 @@ def _on_disk(stamp):
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(found, guess)
-            gap = gap_of(body, blocks, point, g, guess)
+            gap = gap_of(body, blocks, point, g, guess, work[WAY])
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue

@@ -1,0 +1,290 @@
+"""The point of a set next to another one, with its certificate and gradient, compiled.
+
+Without a P the solution is the projection of z = −q. For one block of coordinates with one row, or
+none, everything follows from that row's multiplier (see `polytope`): the places of the coordinates,
+whether one of them is a matter of rounding, and the gradient. With a the slopes of the row,
+
+    u + νa = v on the free coordinates,  ⟨a, u⟩ = 0,  so that  ν = ⟨a, v⟩ / ⟨a, a⟩  there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
+from dfwlayer.engines.compiled.kernels.numbers import (
+    CLEAR,
+    DOUBLE,
+    DOUBTED,
+    LARGEST,
+    LOST,
+    ROUNDING,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+    holds,
+    own,
+)
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    FREE,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+    ZERO,
+    meet,
+    sound,
+)
+
+__all__ = ["adjoint", "search"]
+
+
+@summing
+def _negated(q, z):
+    """z = −q; the largest entry, NaN if one is not for this code."""
+    largest = fine = 0.0
+    for i in range(len(z)):
+        z[i] = -q[i]
+        size = abs(z[i])
+        largest = size if size > largest else largest
+        fine += 1.0 if size < LARGEST else 0.0
+    return largest if fine == len(z) else np.nan
+
+
+@summing
+def _between(low, high, slopes, multiplier, z, x, places, noise):
+    """x for bounds and an equation, and its places; how many of these are a matter of rounding."""
+    doubts = 0.0
+    for i in range(len(z)):
+        y, least, most = z[i] - multiplier * slopes[i], low[i], high[i]
+        x[i] = least if y < least else (most if y > most else y)
+        places[i] = LOW if (y <= least) | (least == most) else (HIGH if y >= most else FREE)
+        wide = abs(least) if abs(least) < LARGEST else 0.0
+        wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
+        clear = noise + CLEAR * ROUNDING * DOUBLE * wide
+        close = (abs(y - least) <= clear) | (abs(y - most) <= clear)
+        doubts += 1.0 if close & (least != most) else 0.0
+    return doubts
+
+
+@summing
+def _within(low, high, slopes, multiplier, z, x, places, sides, noise):
+    """The same for bounds around zero and a budget; and the signs of x."""
+    doubts = 0.0
+    for i in range(len(z)):
+        hold, least, most = multiplier * slopes[i], low[i], high[i]
+        y = abs(z[i]) - hold
+        kinked = (y <= 0) & (hold > 0)
+        y = y if y > 0 else 0.0
+        y = y if z[i] >= 0 else -y
+        c = least if y < least else (most if y > most else y)
+        x[i] = c
+        sides[i] = 1.0 if c > 0 else (-1.0 if c < 0 else 0.0)
+        inside = ZERO if kinked else FREE
+        places[i] = LOW if (y <= least) | (least == most) else (HIGH if y >= most else inside)
+        wide = abs(least) if abs(least) < LARGEST else 0.0
+        wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
+        clear = noise + CLEAR * ROUNDING * DOUBLE * wide
+        # x bends where z meets a bound, or zero, beyond the hold of the budget; on the side of a
+        # bound that is zero these are one
+        up = (abs(z[i] - hold - most) <= clear) | ((hold > 0) & (abs(z[i] - hold) <= clear))
+        down = (abs(z[i] + hold - least) <= clear) | ((hold > 0) & (abs(z[i] + hold) <= clear))
+        up &= (most > 0) | (hold == 0)
+        down &= (least < 0) | (hold == 0)
+        doubts += 1.0 if (up | down) & (least != most) else 0.0
+    return doubts
+
+
+@summing
+def _moves(slopes, places):
+    """Σ a² over the free coordinates."""
+    total = 0.0
+    for i in range(len(places)):
+        total += slopes[i] * slopes[i] if places[i] == FREE else 0.0
+    return total
+
+
+@summing
+def _steepest(slopes, n):
+    """The largest |a|."""
+    largest = 0.0
+    for i in range(n):
+        largest = abs(slopes[i]) if abs(slopes[i]) > largest else largest
+    return largest
+
+
+@summing
+def _value(x, z, g):
+    """f(x) = ½ ‖x‖² − ⟨z, x⟩, and its gradient."""
+    total = 0.0
+    for i in range(len(x)):
+        g[i] = x[i] - z[i]
+        total += x[i] * (0.5 * x[i] - z[i])
+    return total
+
+
+@kernel
+def _row(body):
+    """Whether there is a row, and whether it is a budget."""
+    tied = len(body) > ROWS
+    return tied, tied and body[ROWS, KIND] == BUDGET
+
+
+@kernel
+def _locate(body, z, largest, x, places, sides):
+    """x and its places; the multiplier of the row, and what became of it."""
+    n = len(z)
+    tied, budget = _row(body)
+    at = steep = 0.0
+    slopes = body[ROWS] if tied else sides
+    fill(0.0, sides)
+    if tied:
+        at = meet(body, ROWS, 0.0, z, 0, n)
+        if np.isnan(at):
+            return at, LOST
+        steep = abs(at) * _steepest(slopes, n)
+    noise = CLEAR * ROUNDING * DOUBLE * (2 * largest + 2 * steep)
+    low, high = body[LOWER], body[UPPER]
+    if budget:
+        doubts = _within(low, high, slopes, at, z, x, places, sides, noise)
+        if at > 0 and steep <= noise:
+            return at, DOUBTED
+    else:
+        doubts = _between(low, high, slopes, at, z, x, places, noise)
+    if doubts > 0:
+        return at, DOUBTED
+    if budget and at == 0:
+        total = 0.0
+        for i in range(n):
+            total += slopes[i] * abs(x[i])
+        if total > (1 - CLEAR * ROUNDING * DOUBLE) * body[ROWS, TOTAL]:
+            return at, DOUBTED
+    elif tied and not _moves(slopes, places) > 0:
+        return at, LOST
+    return at, SOLVED
+
+
+def _on_disk(stamp):
+    """What is called from Python, kept on disk until a stamp changes."""
+
+    @entry
+    def search(
+        first,
+        end,
+        q,  # (·, n)
+        bodies,  # (·, k, n + 2), k one or two lines for bounds and a row
+        blocks,  # (1, 4)
+        eps,  # of the dtype that x is rounded to
+        tol,
+        x,  # (B, n), and what follows is where the results go
+        values,  # (2, B): f and the gap
+        codes,  # (2, B): what became of it, and steps
+        places,  # (B, n)
+        sides,  # (B, n)
+        multipliers,  # (B, k)
+    ):
+        """Solve problems first … end − 1."""
+        _ = stamp
+        n, k = x.shape[1], bodies.shape[1]
+        z, g, guess = np.empty(n), np.empty(n), np.empty(k)
+        fine = False
+        for b in range(first, end):
+            codes[0, b] = UNFIT
+            body, point = bodies[own(b, bodies)], x[b]
+            if b == first or len(bodies) > 1:
+                fine = sound(body, blocks)
+            largest = _negated(q[own(b, q)], z)
+            if not fine or np.isnan(largest):
+                continue
+            at, codes[0, b] = _locate(body, z, largest, point, places[b], sides[b])
+            if codes[0, b] != SOLVED:
+                continue
+            if not settle(body, blocks, places[b], point, eps, sides[b]):
+                codes[0, b] = UNSETTLED
+                continue
+            total = _value(point, z, g)
+            if k > ROWS:
+                guess[ROWS] = at
+            gap = gap_of(body, blocks, point, g, guess, z)
+            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
+                codes[0, b] = UNPROVEN
+                continue
+            if k > ROWS:
+                multipliers[b, ROWS] = at
+            values[0, b], values[1, b] = total, gap
+            codes[1, b] = 1
+
+    @entry
+    def adjoint(
+        first,
+        end,
+        bodies,
+        codes,
+        places,
+        sides,
+        multipliers,
+        v,  # (B, n), the gradient that arrives
+        u,  # (B, n), and what follows is where the results go
+        nu,  # (B, k)
+        rest,  # (B, n), v − u − νa, or empty if nobody asks
+    ):
+        """ν and u on the faces of problems first … end − 1."""
+        _ = stamp
+        n = v.shape[1]
+        for b in range(first, end):
+            out, given = u[b], v[b]
+            fill(0.0, nu[b])
+            fill(0.0, out)
+            if len(rest) > 0:
+                fill(0.0, rest[b])
+            body = bodies[own(b, bodies)]
+            tied, budget = _row(body)
+            if codes[0, b] != SOLVED:
+                continue
+            slopes, pull = body[LOWER], 0.0
+            if tied and (not budget or multipliers[b, ROWS] > 0):
+                slopes = body[ROWS]
+                pull = _pull(slopes, budget, sides[b], places[b], given)
+                nu[b, ROWS] = pull
+            if not _pushed(slopes, budget, pull, sides[b], places[b], given, out):
+                fill(0.0, out)
+                fill(0.0, nu[b])
+                continue
+            for i in range(n if len(rest) > 0 else 0):
+                a = slopes[i] * sides[b, i] if budget else slopes[i]
+                rest[b, i] = given[i] - out[i] - (pull * a if pull != 0 else 0.0)
+
+    return search, adjoint
+
+
+@summing
+def _pull(slopes, budget, sides, places, v):
+    """ν = ⟨a, v⟩ / ⟨a, a⟩ over the free coordinates."""
+    along = across = 0.0
+    for i in range(len(v)):
+        a = slopes[i] if places[i] == FREE else 0.0
+        side = sides[i] if budget else 1.0
+        along += a * side * v[i]
+        across += a * a
+    return along / across
+
+
+@summing
+def _pushed(slopes, budget, pull, sides, places, v, u):
+    """u = v − νa on the free coordinates; False if that is no number."""
+    total = 0.0
+    for i in range(len(v)):
+        a = slopes[i] * sides[i] if budget else slopes[i]
+        moved = v[i] - pull * a if pull != 0 else v[i]
+        u[i] = moved if places[i] == FREE else 0.0
+        total += v[i]
+    return np.isfinite(total)
+
+
+search, adjoint = _on_disk(STAMP)

@@ -1,0 +1,354 @@
+"""Sets in normal form as the arrays that compiled code reads, and the code for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.parameters import Value
+from dfwlayer.constraints.region import Flat, Power, Round
+from dfwlayer.engines.compiled.arrays import Array, Batch, Gradients, array_of, signs, summed
+from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    EQUATION,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+)
+from dfwlayer.engines.compiled.threads import spread
+
+__all__ = ["Adjoint", "Limits", "Polytopes", "Results", "Sets", "sets_of"]
+
+FLATTEST, STEEPEST = 1.05, 40.0  # p of the balls whose powers leave enough digits
+KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
+
+Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
+Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
+
+
+class Results(NamedTuple):
+    """What was found of a batch."""
+
+    x: Array  # (B, n)
+    values: Array  # (2, B): f and the gap
+    codes: Array  # (2, B): what became of a problem, and steps
+    multipliers: Array  # (B, k)
+    face: tuple[Array, ...]  # what else a set keeps, (B, n) each
+
+    @classmethod
+    def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
+        """Memory for them."""
+        return cls(
+            np.empty((batch, n)),
+            np.zeros((2, batch)),
+            np.zeros((2, batch), np.int64),
+            np.zeros((batch, k)),
+            tuple(np.empty((batch, n), kind) for kind in face),
+        )
+
+
+class Adjoint(NamedTuple):
+    """The solution of the adjoint system: P u + Σ ν_j a_j = v on the face."""
+
+    u: Array  # (B, n)
+    nu: Array  # (B, k)
+    rest: Array | None  # (B, n), v − P u − Σ ν_j a_j, where a set asks for it
+
+    def drop_lost(self, x: Array, dtype: torch.dtype) -> None:
+        """Beyond the dtype's range there is no gradient to give; other problems keep theirs."""
+        if dtype == torch.float64:
+            return
+        size = np.abs(self.u).max(-1) * np.maximum(np.abs(x).max(-1), 1.0)
+        lost = ~(size < torch.finfo(dtype).max)
+        if lost.any():
+            for part in self:
+                if part is not None:
+                    part[lost] = 0.0
+
+
+class Sets(Protocol):
+    """The sets of a batch, and the compiled code for them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What a gradient may be asked for, None for numbers."""
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        """Solve what can be solved."""
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        """Solve the adjoint system."""
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Gradients in `tensors`."""
+
+
+class Spot(NamedTuple):
+    """Where a part of a normal form stands in the table of `kernels.polytope`."""
+
+    line: int
+    kind: float  # of the line, where that is a row
+    first: int  # coordinate
+    end: int
+    total: bool = False  # it is what a row adds up to
+
+
+class Plan(NamedTuple):
+    """What normal forms have in common that differ in the values of their tensors only."""
+
+    spots: tuple[Spot, ...]  # of each part
+    table: Array  # (k, n + 2), with zeros where there are tensors
+    blocks: Array  # (·, 4)
+
+
+@dataclass(frozen=True)
+class Polytopes:
+    """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.kernels.polytope`."""
+
+    plan: Plan
+    parts: tuple[Value, ...]
+    bodies: Array  # (·, k, n + 2)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(part if isinstance(part, Tensor) else None for part in self.parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n, k = start.shape[1], self.bodies.shape[1]
+        found = Results.blank(batch, n, k, np.int8, np.float64)
+        x, values, codes, multipliers, (places, sides) = found
+        results = x, values, codes, places, sides, multipliers
+        P, q, _, _ = objective
+        if self.projects(P):
+            near = q, self.bodies, self.plan.blocks, *limits[:2], *results
+            spread(lambda first, end: nearest.search(first, end, *near), batch, 40 * n)
+            return found
+        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results
+        cost = 15 * n * n + n**3 // 3 + 1000 * n
+        spread(lambda first, end: search.search(first, end, *given), batch, cost)
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        out = Adjoint(np.empty_like(v), np.empty_like(found.multipliers), np.empty_like(v))
+        face = found.codes, *found.face, found.multipliers
+        batch, n = v.shape
+        if self.projects(P):
+            near = self.bodies, *face, v, *out
+            spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
+            return out
+        given = P, self.bodies, eps, *face, v, *out
+        spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
+        return out
+
+    def projects(self, P: Array) -> bool:
+        """Whether the solution is a projection that takes one multiplier at most."""
+        return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= ROWS + 1
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        u, nu, rest = adjoint
+        assert rest is not None
+        places, sides = found.face
+        gradients: Gradients = []
+        for part, spot, want in zip(self.parts, self.plan.spots, asked, strict=True):
+            line, kind, first, end, total = spot
+            at, own = slice(first, end), slice(line, line + 1)
+            pull: Array | None = None
+            if not want:
+                pass
+            elif line < ROWS:
+                held = places[:, at] == (LOW if line == LOWER else HIGH)
+                pull = np.where(held, rest[:, at], 0.0)
+            elif total:
+                pull = nu[:, own]
+            else:
+                pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
+                if kind == BUDGET:
+                    pull = pull * sides[:, at] * signs(part)
+            gradients.append(None if pull is None else summed(part, pull))
+        return gradients
+
+
+@dataclass(frozen=True)
+class Balls:
+    """Weighted ℓ2 balls, see `dfwlayer.engines.compiled.kernels.ball`."""
+
+    weight: Value
+    radius: Value
+    weights: Array  # |w|, (·, n)
+    radii: Array  # (·, 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        parts = self.weight, self.radius
+        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n = start.shape[1]
+        found = Results.blank(batch, n, 1)
+        given = *objective, self.weights, self.radii, start, *limits, *found[:4]
+        spread(lambda first, end: ball.search(first, end, *given), batch, 2 * n**3 + 500 * n)
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        given = P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers, v, u, nu
+        batch, n = v.shape
+        spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
+        return Adjoint(u, nu, None)
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Of λW²x, which has no other part along u, and of ‖Wx‖ − t."""
+        of_weight: Tensor | None = None
+        if asked[0]:
+            pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
+            of_weight = summed(self.weight, -self.weights * found.x * pull * signs(self.weight))
+        return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
+
+
+@dataclass(frozen=True)
+class Powers:
+    """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
+
+    p: float
+    weight: Value
+    radius: Value
+    weights: Array  # |w|, (·, n)
+    radii: Array  # (·, 1)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        parts = self.weight, self.radius
+        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+
+    def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
+        n = start.shape[1]
+        found = Results.blank(batch, n, 1, np.float64)
+        given = self.p, *objective, self.weights, self.radii, start, *limits, *found[:4]
+        unknowns = found.face[0]
+        spread(
+            lambda first, end: power.search(first, end, *given, unknowns),
+            batch,
+            8 * n**3 + 20_000 * n,
+        )
+        return found
+
+    def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
+        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        at = found.codes, found.multipliers, *found.face
+        given = self.p, P, self.weights, self.radii, eps, *at, v, u, nu
+        batch, n = v.shape
+        spread(lambda first, end: power.adjoint(first, end, *given), batch, n**3 // 2 + 200 * n)
+        return Adjoint(u, nu, None)
+
+    def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
+        """Of λ∇h, whose norm has no part along u, and of h = ‖Wx‖_p; λ is μ/t."""
+        of_weight: Tensor | None = None
+        if asked[0]:
+            size = np.abs(found.x)
+            force = (self.weights * size / self.radii) ** (self.p - 1)
+            pull = found.multipliers / self.radii * self.p * np.sign(found.x) * adjoint.u
+            each = -force * (pull + adjoint.nu * size) * signs(self.weight)
+            of_weight = summed(self.weight, each)
+        return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
+
+
+def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets | None:
+    """Blocks in normal form as arrays, None where they are not for compiled code."""
+    if not isinstance(form[0], Flat):
+        weight, radius = form[0].weight, form[0].radius
+        if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
+            return None
+        size = np.abs(array_of(weight, 1))
+        wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
+        parts = weight, radius, wide, array_of(radius, 1)
+        if isinstance(form[0], Round):
+            return Balls(*parts)
+        p = form[0].p
+        return Powers(p, *parts) if FLATTEST <= p <= STEEPEST else None
+    return _polytopes(form, n, batch)
+
+
+def _polytopes(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Polytopes | None:
+    """Bounds, budgets and equations as arrays."""
+    parts: list[Value] = []
+    structure: list[Any] = []
+    tensors: list[tuple[int, Tensor]] = []
+    for block in form:
+        if not isinstance(block, Flat):
+            return None
+        own: list[Value] = [block.lower, block.upper]
+        if block.weight is not None:
+            own += (block.weight, block.radius)
+        for equation in block.equations:
+            own += equation
+        numbers: list[Any] = [block.n, block.weight is not None]
+        for part in own:
+            if isinstance(part, Tensor):
+                if not batch.fits(part, 1):
+                    return None
+                tensors.append((len(parts), part))
+                numbers.append(None)
+            else:
+                numbers.append(part)
+            parts.append(part)
+        structure.append(tuple(numbers))
+    plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
+    if plan is None:
+        return None
+    bodies = plan.table[None]
+    if tensors:
+        own_sizes = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
+        bodies = bodies.repeat(max(own_sizes, default=1), 0)
+    for place, tensor in tensors:
+        line, kind, first, end, total = plan.spots[place]
+        values = array_of(tensor, 1)
+        if total:
+            bodies[:, line, TOTAL] = values[:, 0]
+        else:
+            bodies[:, line, first:end] = np.abs(values) if kind == BUDGET else values
+    return Polytopes(plan, tuple(parts), bodies)
+
+
+@lru_cache(maxsize=64)
+def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
+    """For blocks of so many coordinates, with a budget or not, and their values, if numbers."""
+    spots: list[Spot] = []
+    numbers: list[float | None] = []
+    bounds: list[tuple[int, int, int, int]] = []
+    first, line = 0, ROWS
+    for count, budget, *values in blocks:
+        end, row = first + count, line
+        spots += [Spot(LOWER, -1.0, first, end), Spot(UPPER, -1.0, first, end)]
+        for part in range(2, len(values), 2):
+            kind = BUDGET if budget and part == 2 else EQUATION
+            spots += [Spot(line, kind, first, end), Spot(line, kind, first, end, True)]
+            line += 1
+        if line - row > 2:
+            return None
+        numbers += values
+        bounds.append((first, end, row, line))
+        first = end
+    if first != n:
+        return None
+    table = np.zeros((line, n + 2))
+    for value, (row, kind, start, end, total) in zip(numbers, spots, strict=True):
+        if row >= ROWS:
+            table[row, KIND] = kind
+        if value is None:
+            continue
+        if total:
+            table[row, TOTAL] = value
+        else:
+            table[row, start:end] = abs(value) if kind == BUDGET else value
+    return Plan(tuple(spots), table, np.array(bounds, np.int64))
