@@ -45,6 +45,15 @@ SETS = {
         2.0, some(b, d, low=0.3, high=0.8, entries=False), some(b, d, low=0.5, high=1.5)
     ),
     "l2 by numbers": lambda *_: dfw.LpBall(2, 0.5),
+    "l1.3": lambda b, d: dfw.LpBall(
+        1.3, some(b, d, low=0.3, high=0.8, entries=False), some(b, d, low=0.5, high=1.5)
+    ),
+    "l3": lambda b, d: dfw.LpBall(
+        3, some(b, d, low=0.3, high=0.8, entries=False), some(b, d, low=0.5, high=1.5)
+    ),
+    "l4.5 around a centre": lambda b, d: dfw.LpBall(
+        4.5, some(b, d, low=0.3, high=0.8, entries=False), centre=some(b, d)
+    ),
     "linf": lambda b, d: dfw.LpBall(
         torch.inf, some(b, d, low=0.1, high=0.3, entries=False), some(b, d, low=0.5, high=1.5)
     ),
@@ -176,7 +185,8 @@ def test_agrees_with_tensor_operations(constraint, objective, dtype, lead):
 
 
 @pytest.mark.parametrize(
-    "constraint", ["l1", "l2", "box", "simplex", "l1 in a plane", "l1 around a centre"]
+    "constraint",
+    ["l1", "l2", "box", "simplex", "l1 in a plane", "l1 around a centre", "l3", "l1.3"],
 )
 def test_second_derivatives(constraint):
     objective, body = OBJECTIVES["quadratic"]((), F64), SETS[constraint]((), F64)
@@ -216,7 +226,7 @@ def test_problems_that_are_left_are_solved_by_others():
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 5),
-    name=st.sampled_from(["l1", "l2", "box", "simplex", "caps", "cut"]),
+    name=st.sampled_from(["l1", "l2", "l3", "l1.5", "box", "simplex", "caps", "cut", "centre"]),
     f32=st.booleans(),
 )
 def test_whole_numbers(seed, n, name, f32):
@@ -232,6 +242,9 @@ def test_whole_numbers(seed, n, name, f32):
     body = {
         "l1": lambda: dfw.LpBall(1, numbers(7, low=1)),
         "l2": lambda: dfw.LpBall(2, numbers(7, low=1)),
+        "l3": lambda: dfw.LpBall(3, numbers(7, low=1)),
+        "l1.5": lambda: dfw.LpBall(1.5, numbers(7, low=1)),
+        "centre": lambda: dfw.LpBall(1, numbers(7, low=1), centre=numbers(7, n)),
         "box": lambda: dfw.Box(numbers(7, n, low=-2, high=1), numbers(7, n, low=0, high=3)),
         "simplex": lambda: dfw.Simplex(numbers(7, low=1)),
         "caps": lambda: dfw.CappedSimplex(1.0, numbers(7, n, low=1)),
@@ -258,7 +271,8 @@ def test_what_is_not_for_it():
         assert attempted(dfw.Quadratic(P, q), body, **options) is None
     assert attempted(dfw.Quadratic(P, q), body, method=dfw.ProjectedNewton(inner=3)) is None
     assert attempted(dfw.Quadratic(P.half(), q.half()), body) is None
-    assert attempted(dfw.Quadratic(P, q), dfw.LpBall(3.0)) is None
+    assert attempted(dfw.Quadratic(P, q), dfw.LpBall(1.01)) is None
+    assert attempted(dfw.Quadratic(P, q), dfw.Product([dfw.LpBall(3.0), dfw.Box()], [2, 2])) is None
     assert attempted(dfw.Quadratic(-P, q), body) is None
     assert attempted(dfw.Quadratic(P + torch.ones(4, 4).triu(1), q), body) is None
     own = torch.eye(400, dtype=F64).expand(2, 400, 400)
@@ -361,6 +375,69 @@ def test_settings_are_checked_every_time(tol):
         else:
             with pytest.raises(ValueError, match="tol"):
                 dfw.solve(f, body, tol=tol)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-8, 1e8, 1e20])
+@pytest.mark.parametrize(
+    "constraint", ["l1", "l1.3", "l2", "l3", "box", "capped simplex", "l1 around a centre"]
+)
+def test_units(constraint, scale):
+    """In other units of x the solution is the same, in those units, and so are its gradients."""
+    q, body = normal(N, dtype=F64), SETS[constraint]((), F64)
+    P = OBJECTIVES["quadratic"]((), F64).P
+    x = dfw.solve(dfw.Quadratic(P, q), body).x
+    larger = {
+        name: getattr(body, name)
+        for name in ("radius", "lower", "upper", "cap", "centre")
+        if isinstance(getattr(body, name, None), torch.Tensor)
+    }
+    grown = body.changed(**{name: value * scale for name, value in larger.items()})
+    if hasattr(body, "constraint"):
+        inner = body.constraint
+        grown = grown.changed(constraint=inner.changed(radius=inner.radius * scale))
+    other = dfw.solve(dfw.Quadratic(P, q * scale), grown).x
+    close(other / scale, x, 1e-9)
+    found, expected = (torch.autograd.grad(y.square().sum(), P)[0] for y in (other, x))
+    close(found / scale**2, expected, 1e-7)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.7, 2.2, 6.0, 30.0])
+@pytest.mark.parametrize("inside", [False, True])
+def test_balls_of_any_p(p, inside):
+    """Also where the solution is inside of the ball, or with coordinates that are next to zero."""
+    root = torch.randn(5, N, N, dtype=F64)
+    P = leaf(root.mT @ root / N + 0.1 * torch.eye(N, dtype=F64))
+    q = torch.randn(5, N, dtype=F64)
+    q[:, 3] = 1e-7
+    f, body = dfw.Quadratic(P, leaf(q)), dfw.LpBall(p, 1e3 if inside else 0.4)
+    assert attempted(f, body).left is None
+    sol, gradients = answers(f, body)
+    with compiled.using(False):
+        other, expected = answers(f, body, tol=1e-13)
+    assert float(body.violation(sol.x).detach().max()) <= 1e-15 * (1e3 if inside else 1.0)
+    close(sol.x, other.x, 1e-8)
+    for own, right in zip(gradients, expected, strict=True):
+        close(own, right, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["low rank", "many at once"])
+@pytest.mark.parametrize("n", [20, 60])
+def test_ill_conditioned(family, n):
+    """Faces whose minimisers are far outside, so that it takes many of them."""
+    make = torch.Generator().manual_seed(n)
+    R = torch.randn(n // 10, n, dtype=F64, generator=make)
+    P = R.T @ R + 1e-3 * n * torch.eye(n, dtype=F64)
+    q = n**0.5 * torch.randn(n, dtype=F64, generator=make)
+    free = torch.linalg.solve(P, -q)
+    body = {
+        "low rank": dfw.LpBall(1, 0.1 * float(free.abs().sum())),
+        "many at once": dfw.Box(-0.1 * float(free.abs().max()), 0.02 * float(free.abs().max())),
+    }[family]
+    assert attempted(dfw.Quadratic(P, q), body, tol=1e-10) is not None
+    sol = dfw.solve(dfw.Quadratic(P, q), body, tol=1e-10)
+    with compiled.using(False):
+        other = dfw.solve(dfw.Quadratic(P, q), body, tol=1e-13)
+    close(sol.x, other.x, 1e-6)
 
 
 def test_without_numba(monkeypatch):

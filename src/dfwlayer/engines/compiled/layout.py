@@ -21,7 +21,7 @@ from dfwlayer.objectives.base import Objective
 
 __all__ = ["EPS", "Layout", "lay_out"]
 
-LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fast
+LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
 FARTHEST = 256.0  # centres against what is found around them: the rounding of P c is not to count
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}

@@ -27,6 +27,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     times,
 )
+from dfwlayer.engines.compiled.kernels.descent import CLEARLY, judge
 from dfwlayer.engines.compiled.kernels.faces import slope
 from dfwlayer.engines.compiled.kernels.numbers import (
     DOUBLE,
@@ -49,7 +50,6 @@ from dfwlayer.engines.compiled.kernels.polytope import (
     UPPER,
     ZERO,
 )
-from dfwlayer.engines.compiled.kernels.search import CLEARLY, judge
 
 __all__ = ["SETTLED", "SOLVES", "STEPS", "WHAT", "exchange", "side_of"]
 

@@ -27,8 +27,11 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 __all__ = [
     "FOUND",
     "GUESS",
+    "HELD",
+    "HOLDING",
     "LINES",
     "NORMALS",
+    "PB",
     "PX",
     "PY",
     "SHORT",
@@ -45,12 +48,13 @@ __all__ = [
 
 # Memory for one problem with n coordinates and a table of k lines is a table with n columns, of
 # which these are lines: the iterate, P x, a trial y, P y, where a trial comes from, the way to it,
-# the signs of x in the budgets, and then k lines for the normals of the rows over the free
-# coordinates, and k for L⁻¹ of each. A second one, with k columns, has the multipliers of a
-# projection and two right-hand sides. L and the Schur complement of the rows are matrices of their
-# own: parts of others would be another type, for which everything is compiled again.
-X, PX, Y, PY, Z, WAY, SIDES, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7
-GUESS, SHORT, FOUND, LINES = 0, 1, 2, 3
+# the signs of x in the budgets, places as they were, P times a minimiser, and then k lines for the
+# normals of the rows over the free coordinates, and k for L⁻¹ of each. A second one, with k
+# columns, has the multipliers of a projection, two right-hand sides, and which budgets hold. L and
+# the Schur complement of the rows are matrices of their own: parts of others would be another type,
+# for which everything is compiled again.
+X, PX, Y, PY, Z, WAY, SIDES, HELD, PB, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+GUESS, SHORT, FOUND, HOLDING, LINES = 0, 1, 2, 3, 4
 
 
 @kernel

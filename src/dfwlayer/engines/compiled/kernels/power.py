@@ -1,6 +1,7 @@
 """A quadratic problem over a weighted ℓp ball, 1 < p < ∞, from start to certificate, compiled.
 
-In v = Wx/t the ball is Σ |v_i|^p ≤ 1, and f is ½ vᵀSv + rᵀv. On its boundary, with s = sign(v)|v|^(p−1),
+In v = Wx/t the ball is Σ |v_i|^p ≤ 1, and f is ½ vᵀSv + rᵀv. On its boundary, with
+s = sign(v)|v|^(p−1),
 
     S v + r + μ s = 0,  ⟨s, v⟩ = 1,  μ > 0.
 
@@ -211,7 +212,7 @@ def _newton(S, work, m, low, p, multiplier, scale, L):
                 y[i] = -(work[F, i] + s[i] * step + z[i]) / multiplier
         copy(a, work[KEPT])
         length, before, old = 1.0, off, multiplier
-        for trial in range(HALVINGS):
+        for _ in range(HALVINGS):
             multiplier = old + length * step
             for i in range(n):
                 a[i] = work[KEPT, i] + length * y[i]

@@ -24,31 +24,24 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     value_and_gradient,
 )
+from dfwlayer.engines.compiled.kernels.descent import descend
 from dfwlayer.engines.compiled.kernels.faces import (
     FOUND,
     GUESS,
     LINES,
     NORMALS,
-    PX,
     PY,
     SHORT,
     SIDES,
     WAY,
     X,
-    Y,
     Z,
-    minimise,
     prepare,
     slope,
     solve,
 )
 from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
     LARGEST,
-    LOST,
-    ROUNDING,
     SMALLEST,
     SOLVED,
     UNFIT,
@@ -59,185 +52,10 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     symmetric,
 )
 from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-    ZERO,
-    project,
     sound,
 )
 
-__all__ = ["CLEARLY", "adjoint", "fit", "judge", "search"]
-
-ROUNDS = 40  # of spectral steps and one solve on the face
-BLOCK = 12  # most spectral steps in a round
-SETTLED = 2  # steps without a change of the face, after which it is tried
-FAILURES = 3  # faces on which f was flat, after which others should look
-
-WRONG, DOUBTFUL, CLEARLY = 0, 1, 2
-
-
-@kernel
-def judge(q, body, places, multipliers, x, px, bound, sides):
-    """Whether the minimiser on a face solves the problem."""
-    n, k = len(x), len(body)
-    widest = noise = 0.0
-    for i in range(n):
-        widest = max(widest, abs(x[i]))
-        noise = max(noise, abs(q[i]))
-    noise += bound * widest
-    for row in range(ROWS, k):
-        steep = 0.0
-        for i in range(n):
-            steep = max(steep, abs(body[row, i]))
-        noise += abs(multipliers[row]) * steep
-    noise *= ROUNDING * DOUBLE
-    verdict = CLEARLY
-    for row in range(ROWS, k):
-        if body[row, KIND] != BUDGET:
-            continue
-        total = steep = 0.0
-        kinked = False
-        for i in range(n):
-            total += body[row, i] * abs(x[i])
-            steep = max(steep, body[row, i])
-            kinked = kinked or (places[i] == ZERO and body[row, i] > 0)
-        if multipliers[row] != 0:  # it holds; its force has to be one
-            clear, ahead = CLEAR * noise, multipliers[row] * steep
-        elif kinked:
-            return WRONG
-        else:
-            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, TOTAL] - total
-        if ahead < -clear:
-            return WRONG
-        if ahead < clear:
-            verdict = DOUBTFUL
-    for i in range(n):
-        low, high = body[LOWER, i], body[UPPER, i]
-        place = places[i]
-        if low == high:
-            continue
-        r, hold = px[i] + q[i], 0.0
-        for row in range(ROWS, k):
-            if body[row, KIND] == BUDGET:
-                hold += multipliers[row] * body[row, i]
-            else:
-                r += multipliers[row] * body[row, i]
-        if place == FREE:
-            ahead = min(x[i] - low, high - x[i])
-            size = widest
-            if np.isfinite(low):
-                size = max(size, abs(low))
-            if np.isfinite(high):
-                size = max(size, abs(high))
-            if hold > 0:
-                ahead = min(ahead, sides[i] * x[i])
-            clear = CLEAR * ROUNDING * DOUBLE * size
-        else:
-            clear = CLEAR * noise
-            if place == ZERO:
-                ahead = hold - abs(r)
-            else:
-                r += hold * sides[i]
-                ahead = r if place == LOW else -r
-        if ahead < -clear:
-            return WRONG
-        if ahead < clear:
-            verdict = DOUBTFUL
-    return verdict
-
-
-@kernel
-def _descend(
-    P, q, body, blocks, bound, most, places, multipliers, best, work, ties, index, L, schur
-):
-    """Find the face of the solution and x on it; the steps this took, or minus why it did not.
-
-    The start is in line X.
-    """
-    n = len(q)
-    dense = len(P) > 0
-    x, px, y, py, z, way = work[X], work[PX], work[Y], work[PY], work[Z], work[WAY]
-    sides, guess = work[SIDES], ties[GUESS]
-    fill(0.0, guess)
-    alpha = 1.0 / bound
-    steps = failed = tried = same = 0
-    first, to_best = True, False
-    copy(x, z)
-    if not dense:  # one gradient step is all it takes, from anywhere
-        fill(0.0, x)
-        fill(0.0, px)
-        first = False
-    while True:
-        # a trial: the start, a gradient step, or the minimiser on the last face, projected
-        if not first:
-            for i in range(n):
-                z[i] = best[i] if to_best else x[i] - alpha * (px[i] + q[i])
-                sides[i] = places[i]  # as it was; signs take this place below
-        if first or to_best:
-            fill(0.0, guess)
-        if not project(body, blocks, z, y, guess, places, way):
-            return -LOST
-        product(P, y, py)
-        if first:
-            copy(y, x)
-            copy(py, px)
-            fill(0.0, guess)
-            first = False
-            continue
-        steps += 1
-        fall = bend = square = 0.0
-        changed = to_best
-        for i in range(n):
-            d = y[i] - x[i]
-            fall -= d * (px[i] + q[i])
-            bend += d * (py[i] - px[i])
-            square += d * d
-            changed = changed or places[i] != sides[i]
-        same = 0 if changed else same + 1
-        step = alpha
-        if fall > 0:
-            length = 1.0
-            if bend > 0:
-                length = min(1.0, fall / bend)
-                if not to_best:
-                    alpha = min(max(square / bend, 0.01 / bound), 1e8 / bound)
-            for i in range(n):
-                x[i] += length * (y[i] - x[i])
-                px[i] += length * (py[i] - px[i])
-        if to_best:
-            to_best = False
-            tried = same = 0
-            fill(0.0, guess)
-            continue
-        tried += 1
-        if dense and fall > 0 and same < SETTLED and tried < BLOCK and steps < most:
-            continue
-        # the face of the last gradient step, whose multipliers are those of f times its length
-        for row in range(ROWS, len(body)):
-            multipliers[row] = guess[row] / step
-        for i in range(n):
-            sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
-        steps += 1 if dense else 0
-        if steps > most or steps > ROUNDS * BLOCK:
-            return -LOST
-        tried = same = 0
-        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
-            failed += 1
-            if failed > FAILURES:
-                return -LOST
-            continue
-        verdict = judge(q, body, places, multipliers, best, py, bound, sides)
-        if verdict == CLEARLY:
-            return steps
-        if verdict == DOUBTFUL:
-            return -DOUBTED
-        to_best = True
+__all__ = ["adjoint", "fit", "search"]
 
 
 @kernel
@@ -309,7 +127,7 @@ def _on_disk(stamp):
             if bound == 0:
                 continue
             place, point, found = places[b], x[b], multipliers[b]
-            taken = _descend(
+            taken = descend(
                 own_P,
                 own_q,
                 body,

@@ -1,0 +1,367 @@
+"""From a start to the face of the solution of a quadratic problem over a set in normal form.
+
+Spectral projected gradient steps show which coordinates are held, a Cholesky factor of what is free
+gives the minimiser on that face, and the multipliers there say whether it is the solution. Where
+that minimiser is outside of the set, coordinates on the way to it are held as well, one after the
+other or many at once, until it is inside (Moré and Toraldo, 1991, with exact minimisers).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product
+from dfwlayer.engines.compiled.kernels.faces import (
+    GUESS,
+    HELD,
+    HOLDING,
+    PB,
+    PX,
+    PY,
+    SIDES,
+    WAY,
+    X,
+    Y,
+    Z,
+    minimise,
+)
+from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, DOUBTED, LOST, ROUNDING
+from dfwlayer.engines.compiled.kernels.polytope import (
+    BUDGET,
+    FREE,
+    HIGH,
+    KIND,
+    LOW,
+    LOWER,
+    ROWS,
+    TOTAL,
+    UPPER,
+    ZERO,
+    project,
+)
+
+__all__ = ["CLEARLY", "descend", "judge"]
+
+# Rounds of spectral steps and of minimisers on faces that get smaller. A round ends when the face
+# has not changed for a while, and each may take twice as long as the last one, up to a limit; tuned
+# on the families of `dfw bench`, well and ill-conditioned, n = 10 to 500.
+ROUNDS = 40
+BLOCK, BLOCKS = 25, 400  # most spectral steps in the first round, and in any
+SETTLED, SURE = 2, 32  # steps without a change of the face, after which it is tried
+FACES, MOST = 3, 16  # most minimisers in a row
+FAILURES = 3  # faces on which f was flat, after which others should look
+EFFORT = 2e7  # multiplications, some milliseconds, after which tensor operations are not slower
+
+WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
+
+
+@kernel
+def judge(q, body, places, multipliers, x, px, bound, sides):
+    """Whether the minimiser on a face solves the problem."""
+    n, k = len(x), len(body)
+    widest = noise = 0.0
+    for i in range(n):
+        widest = max(widest, abs(x[i]))
+        noise = max(noise, abs(q[i]))
+    noise += bound * widest
+    for row in range(ROWS, k):
+        steep = 0.0
+        for i in range(n):
+            steep = max(steep, abs(body[row, i]))
+        noise += abs(multipliers[row]) * steep
+    noise *= ROUNDING * DOUBLE
+    verdict = CLEARLY
+    for row in range(ROWS, k):
+        if body[row, KIND] != BUDGET:
+            continue
+        total = steep = 0.0
+        kinked = False
+        for i in range(n):
+            total += body[row, i] * abs(x[i])
+            steep = max(steep, body[row, i])
+            kinked = kinked or (places[i] == ZERO and body[row, i] > 0)
+        if multipliers[row] != 0:  # it holds; its force has to be one
+            clear, ahead = CLEAR * noise, multipliers[row] * steep
+        elif kinked:
+            return WRONG
+        else:
+            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, TOTAL] - total
+        if ahead < -clear:
+            return WRONG
+        if ahead < clear:
+            verdict = DOUBTFUL
+    for i in range(n):
+        low, high = body[LOWER, i], body[UPPER, i]
+        place = places[i]
+        if low == high:
+            continue
+        r, hold = px[i] + q[i], 0.0
+        for row in range(ROWS, k):
+            if body[row, KIND] == BUDGET:
+                hold += multipliers[row] * body[row, i]
+            else:
+                r += multipliers[row] * body[row, i]
+        if place == FREE:
+            ahead = min(x[i] - low, high - x[i])
+            size = widest
+            if np.isfinite(low):
+                size = max(size, abs(low))
+            if np.isfinite(high):
+                size = max(size, abs(high))
+            if hold > 0:
+                ahead = min(ahead, sides[i] * x[i])
+            clear = CLEAR * ROUNDING * DOUBLE * size
+        else:
+            clear = CLEAR * noise
+            if place == ZERO:
+                ahead = hold - abs(r)
+            else:
+                r += hold * sides[i]
+                ahead = r if place == LOW else -r
+        if ahead < -clear:
+            return WRONG
+        if ahead < clear:
+            verdict = DOUBTFUL
+    return verdict
+
+
+@kernel
+def _stand(body, x, places, multipliers, sides):
+    """The face that x lies on: places, signs, and which budgets hold (a multiplier of 1)."""
+    n, k = len(x), len(body)
+    for row in range(ROWS, k):
+        total = 0.0
+        for i in range(n):
+            total += body[row, i] * abs(x[i])
+        full = total >= (1 - CLEAR * DOUBLE) * body[row, TOTAL]
+        multipliers[row] = 1.0 if body[row, KIND] == BUDGET and full else 0.0
+    for i in range(n):
+        sides[i] = 1.0 if x[i] > 0 else (-1.0 if x[i] < 0 else 0.0)
+        places[i] = FREE
+        for row in range(ROWS, k):
+            if multipliers[row] > 0 and body[row, i] > 0 and x[i] == 0:
+                places[i] = ZERO
+        if x[i] >= body[UPPER, i]:
+            places[i] = HIGH
+        if x[i] <= body[LOWER, i]:
+            places[i] = LOW
+
+
+@kernel
+def _reach(body, x, best, places, holding, sides):
+    """How far one may go from x to the minimiser on its face: 1 is all the way.
+
+    And the coordinate that is in the way, −1 for none or a budget, and where it stops.
+    """
+    n, k = len(x), len(body)
+    reach, stop, at = 1.0, 0.0, -1
+    for i in range(n):
+        if places[i] != FREE:
+            continue
+        low, high = body[LOWER, i], body[UPPER, i]
+        for row in range(ROWS, k):
+            if holding[row] > 0 and body[row, i] > 0:  # beyond zero is another face
+                low, high = (max(low, 0.0), high) if sides[i] > 0 else (low, min(high, 0.0))
+        if low <= best[i] <= high:
+            continue
+        limit = low if best[i] < low else high
+        end = max((limit - x[i]) / (best[i] - x[i]), 0.0)
+        if end < reach:
+            reach, stop, at = end, limit, i
+    for row in range(ROWS, k):
+        if body[row, KIND] != BUDGET or holding[row] > 0:
+            continue
+        for _ in range(
+            BLOCK
+        ):  # steps of Newton's method: the sum is convex along the way, so it is met from beyond
+            total = slope = 0.0
+            for i in range(n):
+                d = best[i] - x[i]
+                z = x[i] + reach * d
+                total += body[row, i] * abs(z)
+                slope += body[row, i] * (d if z > 0 else -d)
+            if total <= body[row, TOTAL] or not slope > 0:
+                break
+            reach, at = max(reach - (total - body[row, TOTAL]) / slope, 0.0), -1
+    return reach, stop, at
+
+
+@kernel
+def _gain(q, x, px, y, py):
+    """The slope of f from x to y, its bend, and the square of the way."""
+    fall = bend = square = 0.0
+    for i in range(len(x)):
+        d = y[i] - x[i]
+        fall -= d * (px[i] + q[i])
+        bend += d * (py[i] - px[i])
+        square += d * d
+    return fall, bend, square
+
+
+@kernel
+def _best_length(fall, bend):
+    """Which part of the way to go."""
+    if not fall > 0:
+        return 0.0
+    return min(1.0, fall / bend) if bend > 0 else 1.0
+
+
+@kernel
+def _go(x, px, y, py, length):
+    """x, and P x, that part of the way to y."""
+    for i in range(len(x)):
+        x[i] = y[i] if length == 1 else x[i] + length * (y[i] - x[i])
+        px[i] = py[i] if length == 1 else px[i] + length * (py[i] - px[i])
+
+
+@kernel
+def _polish(
+    P, q, body, blocks, bound, most, left, places, multipliers, best, work, ties, index, L, schur
+):
+    """From x on a face to the minimiser there, or if that is not in the set on smaller ones.
+
+    Returns the verdict on the last face, how many there were, and what they took. A way that leaves
+    the set is gone up to where it does, or to the projection of its end, whatever makes f smaller.
+    """
+    n, k = len(q), len(body)
+    x, px, y, py, sides, held = work[X], work[PX], work[Y], work[PY], work[SIDES], work[HELD]
+    guess, holding = ties[GUESS], ties[HOLDING]
+    spent = 0.0
+    for faces in range(1, most + 1):
+        free = 0.0
+        for i in range(n):
+            free += 1.0 if places[i] == FREE else 0.0
+        spent += free**3 / 3 + 5.0 * n * n
+        if spent > left:
+            return WRONG, faces, spent
+        for row in range(ROWS, k):
+            holding[row] = multipliers[row] if body[row, KIND] == BUDGET else 0.0
+        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
+            return SINGULAR, faces, spent
+        verdict = judge(q, body, places, multipliers, best, py, bound, sides)
+        if verdict != WRONG:
+            return verdict, faces, spent
+        reach, stop, at = _reach(body, x, best, places, holding, sides)
+        if reach == 1:
+            _go(x, px, best, py, 1.0)
+            return WRONG, faces, spent
+        fall, bend, _ = _gain(q, x, px, best, py)
+        gain = reach * (fall - 0.5 * reach * bend)
+        copy(py, work[PB])
+        for i in range(n):
+            held[i] = places[i]
+        fill(0.0, guess)
+        more = length = 0.0
+        if project(body, blocks, best, y, guess, places, work[WAY]):
+            product(P, y, py)
+            fall, bend, _ = _gain(q, x, px, y, py)
+            length = _best_length(fall, bend)
+            more = length * (fall - 0.5 * length * bend)
+        if more > gain:
+            _go(x, px, y, py, length)
+            _stand(body, x, places, multipliers, sides)
+            continue
+        _go(x, px, best, work[PB], reach)
+        if at < 0:
+            _stand(body, x, places, multipliers, sides)
+            continue
+        x[at] = stop
+        for i in range(n):
+            places[i] = int(held[i])
+        places[at] = LOW if stop <= body[LOWER, at] else (HIGH if stop >= body[UPPER, at] else ZERO)
+        sides[at] = 1.0 if stop > 0 else (-1.0 if stop < 0 else 0.0)
+        copy(holding, multipliers)
+    return WRONG, most, spent
+
+
+@kernel
+def descend(
+    P, q, body, blocks, bound, most, places, multipliers, best, work, ties, index, L, schur
+):
+    """Find the face of the solution and x on it; the steps this took, or minus why it did not.
+
+    The start is in line X.
+    """
+    n = len(q)
+    dense = len(P) > 0
+    x, px, y, py, z = work[X], work[PX], work[Y], work[PY], work[Z]
+    sides, held, guess = work[SIDES], work[HELD], ties[GUESS]
+    alpha = step = 1.0 / bound
+    steps = failed = 0
+    effort = 0.0
+    if dense:
+        copy(x, z)
+        fill(0.0, guess)
+        if not project(body, blocks, z, y, guess, places, work[WAY]):
+            return -LOST
+        product(P, y, py)
+        _go(x, px, y, py, 1.0)
+    else:  # one gradient step is all it takes, from anywhere
+        fill(0.0, x)
+        fill(0.0, px)
+    for turn in range(ROUNDS if dense else 1):
+        fill(0.0, guess)
+        same, length = 0, 1.0
+        block = min(BLOCK << turn, BLOCKS) if dense else 1
+        for trial in range(block):
+            for i in range(n):
+                z[i] = x[i] - alpha * (px[i] + q[i])
+                held[i] = places[i]
+            if not project(body, blocks, z, y, guess, places, work[WAY]):
+                return -LOST
+            product(P, y, py)
+            steps += 1
+            step = alpha
+            fall, bend, square = _gain(q, x, px, y, py)
+            length = _best_length(fall, bend)
+            if length == 0:
+                break
+            if bend > 0:
+                alpha = min(max(square / bend, 0.01 / bound), 1e8 / bound)
+            changed = trial == 0
+            for i in range(n):
+                changed = changed or places[i] != held[i]
+            same = 0 if changed else same + 1
+            if same >= min(SETTLED << turn, SURE) or trial == block - 1 or steps >= most:
+                break
+            _go(x, px, y, py, length)
+        if length > 0.5 or length == 0:
+            # the face of the last step, whose multipliers are those of f times its length
+            _go(x, px, y, py, 1.0)
+            for row in range(ROWS, len(body)):
+                multipliers[row] = guess[row] / step
+            for i in range(n):
+                sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
+        else:
+            _go(x, px, y, py, length)
+            _stand(body, x, places, multipliers, sides)
+        if steps >= most and dense:
+            return -LOST
+        effort += n * n * (trial + 1.0)
+        verdict, faces, spent = _polish(
+            P,
+            q,
+            body,
+            blocks,
+            bound,
+            min(FACES << turn, MOST),
+            EFFORT - effort if dense else np.inf,
+            places,
+            multipliers,
+            best,
+            work,
+            ties,
+            index,
+            L,
+            schur,
+        )
+        steps += faces if dense else 0
+        effort += spent
+        if verdict == CLEARLY:
+            return steps if steps <= most else -LOST
+        if verdict == DOUBTFUL:
+            return -DOUBTED
+        failed += 1 if verdict == SINGULAR else 0
+        if failed > FAILURES or steps > most or effort > EFFORT:
+            return -LOST
+    return -LOST
