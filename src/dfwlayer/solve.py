@@ -117,9 +117,11 @@ def warm_up() -> bool:
 
     """
     with compiled.using(True), torch.enable_grad():
-        for p in (1.0, 2.0):  # flat sets and round ones
-            q = torch.ones(2, dtype=torch.float64, requires_grad=True)
-            x = solve(Quadratic(torch.eye(2, dtype=q.dtype), q), LpBall(p)).x
+        P = torch.eye(2, dtype=torch.float64)
+        # flat sets, also those that are only projected onto, and round ones
+        for matrix, p in ((P, 1.0), (None, 1.0), (P, 2.0), (P, 3.0)):
+            q = torch.ones(2, dtype=P.dtype, requires_grad=True)
+            x = solve(Quadratic(matrix, q), LpBall(p)).x
             torch.autograd.grad(x.sum(), q)
     return compiled.available()
 

@@ -92,11 +92,11 @@ SETS = {
         1, some(b, d, low=0.3, high=0.8, entries=False), centre=some(b, d, low=-1.0)
     ),
     "l2 around a number": lambda b, d: dfw.LpBall(2, 0.5, some(b, d, low=0.5), centre=0.25),
-    "box around a centre": lambda b, d: dfw.Shifted(dfw.Box(-0.2, 0.3), some((), d, low=-1.0)),
+    "box around a centre": lambda _, d: dfw.Shifted(dfw.Box(-0.2, 0.3), some((), d, low=-1.0)),
     "simplex around two centres": lambda b, d: dfw.Shifted(
         dfw.Shifted(dfw.Simplex(), some(b, d, low=-1.0)), some((), d)
     ),
-    "product of shifted": lambda b, d: dfw.Product(
+    "product of shifted": lambda _, d: dfw.Product(
         [dfw.Shifted(dfw.Simplex(), 0.5), dfw.LpBall(1, 0.5, centre=leaf(torch.ones(4, dtype=d)))],
         [4, 4],
     ),
