@@ -121,9 +121,11 @@ def warm_up() -> bool:
         eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         q.requires_grad_()
         for objective, p in (
-            (Quadratic(eye, q), 1.0),  # flat sets and round ones
-            (Quadratic(eye, q), 2.0),
-            (LeastSquares(eye.to_sparse(), q), 1.0),  # by columns
+            (Quadratic(eye, q), 1.0),  # flat sets, also those that are only projected onto
+            (Quadratic(None, q), 1.0),
+            (LeastSquares(eye.to_sparse(), q), 1.0),  # and by columns
+            (Quadratic(eye, q), 2.0),  # round ones
+            (Quadratic(eye, q), 3.0),
         ):
             torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()

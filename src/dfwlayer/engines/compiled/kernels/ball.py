@@ -82,7 +82,15 @@ def _size(weight, x):
 
 @kernel
 def _first(P, q, weight, radius, start, z):
-    """The λ for which a start on the boundary would be the solution, 0 for any other start."""
+    """The λ for which a start on the boundary would be the solution, 0 for any other start.
+
+    Without a P, one that is not too large, and right for weights that are all the same.
+    """
+    if len(P) == 0:
+        heaviest = 0.0
+        for i in range(len(q)):
+            heaviest = max(heaviest, weight[i])
+        return max(_size(weight, q) / radius - 1, 0.0) / (heaviest * heaviest)
     if not _size(weight, start) > NEAR * radius:
         return 0.0
     product(P, start, z)

@@ -25,7 +25,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     Z,
     minimise,
 )
-from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, DOUBTED, LOST, ROUNDING
+from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, DOUBTED, LOST, ROUNDING, SINGLE
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     FREE,
@@ -50,7 +50,9 @@ BLOCK, BLOCKS = 25, 400  # most spectral steps in the first round, and in any
 SETTLED, SURE = 2, 32  # steps without a change of the face, after which it is tried
 FACES, MOST = 3, 16  # most minimisers in a row
 FAILURES = 3  # faces on which f was flat, after which others should look
-EFFORT = 2e7  # multiplications, some milliseconds, after which tensor operations are not slower
+# multiplications, some 3 and 40 ms, after which tensor operations are not slower, or find what this
+# does not: for float32, in which they have half the numbers to load, and for float64
+QUICK, LONG = 2e7, 4e8
 
 WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
 
@@ -276,7 +278,7 @@ def _polish(
 
 @kernel
 def descend(
-    P, q, body, blocks, bound, most, places, multipliers, best, work, ties, index, L, schur
+    P, q, body, blocks, bound, most, eps, places, multipliers, best, work, ties, index, L, schur
 ):
     """Find the face of the solution and x on it; the steps this took, or minus why it did not.
 
@@ -288,7 +290,7 @@ def descend(
     sides, held, guess = work[SIDES], work[HELD], ties[GUESS]
     alpha = step = 1.0 / bound
     steps = failed = 0
-    effort = 0.0
+    effort, limit = 0.0, QUICK if eps == SINGLE else LONG
     if dense:
         copy(x, z)
         fill(0.0, guess)
@@ -345,7 +347,7 @@ def descend(
             blocks,
             bound,
             min(FACES << turn, MOST),
-            EFFORT - effort if dense else np.inf,
+            limit - effort if dense else np.inf,
             places,
             multipliers,
             best,
@@ -362,6 +364,6 @@ def descend(
         if verdict == DOUBTFUL:
             return -DOUBTED
         failed += 1 if verdict == SINGULAR else 0
-        if failed > FAILURES or steps > most or effort > EFFORT:
+        if failed > FAILURES or steps > most or effort > limit:
             return -LOST
     return -LOST

@@ -13,6 +13,7 @@ __all__ = [
     "LARGEST",
     "LOST",
     "ROUNDING",
+    "SINGLE",
     "SMALLEST",
     "SOLVED",
     "UNFIT",

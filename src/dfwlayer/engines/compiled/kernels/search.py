@@ -134,6 +134,7 @@ def _on_disk(stamp):
                 blocks,
                 bound,
                 most,
+                eps,
                 place,
                 found,
                 point,
