@@ -37,7 +37,9 @@ from dfwlayer.engines.compiled.kernels.numbers import (
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     FREE,
+    HIGH,
     KIND,
+    LOW,
     LOWER,
     ROWS,
     TOTAL,
@@ -45,11 +47,12 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 )
 from dfwlayer.engines.compiled.threads import spread
 
-__all__ = ["Pooled", "Search"]
+__all__ = ["Pooled", "Search", "signs_of"]
 
 BLOCK, SHARE = 32, 4  # coordinates that join at once: this many, and one for so many that are free
 SEVERAL = 2  # times as many if there are that many problems
 ROUNDS = 200
+GROUP = 8  # problems of a batch that a thread takes at once, and may borrow starts within
 SPECTRAL = 8  # steps to a start, for sets without a vertex that is one
 KEPT = 32_000_000  # entries that may be set aside for factors that are kept from round to round
 # Products with the whole matrix that may be spent before others should look, for a pool that is
@@ -73,6 +76,14 @@ class Pooled(NamedTuple):
     columns: Columns
     bodies: Array  # (·, k, p + 2), the sets of the pool
     sides: Array  # (B, p)
+
+
+def signs_of(x: Array, places: Array) -> Array:
+    """Of x in budgets, and those on the way out where a bound holds it at zero."""
+    signs = np.sign(x)
+    signs[(x == 0) & (places == LOW)] = 1.0
+    signs[(x == 0) & (places == HIGH)] = -1.0
+    return signs
 
 
 @dataclass
@@ -102,6 +113,7 @@ class Search:
         self.columns, self.bodies, self.blocks = columns, bodies, blocks
         self.eps, self.tol, self.most = limits
         self.x, self.places = np.zeros((batch, n)), np.zeros((batch, n), np.int8)
+        self.rounded = self.x if self.eps == DOUBLE else self.x.copy()
         self.codes, self.values = np.zeros((4, batch), np.int64), np.zeros((2, batch))
         self.codes[SETTLED] = k == ROWS  # a start at its bounds is feasible
         self.multipliers, self.g = np.zeros((batch, k)), np.zeros((batch, n))
@@ -122,12 +134,19 @@ class Search:
             if members.x.shape[1]:
                 self._solve(members, borrows=turn == 0)
                 self._look(members.x if self.eps > DOUBLE else members.rounded)
+            before = self.todo.copy()
             wrong = self._assess()
+            self._keep(members, np.flatnonzero(before & ~self.todo))
             if not self.todo.any() or not (more := self._next(wrong)).size:
                 break
             members = self._with(more, members.sides)
         self.codes[WHAT, self.todo] = LOST
         return self._results(members)
+
+    def _keep(self, members: _Members, done: Array) -> None:
+        """What problems that are done found, in their dtype; the others go on from where it is."""
+        self.rounded[done] = self.x[done]
+        self.rounded[np.ix_(done, self.columns.pool.index)] = members.rounded[done]
 
     def _spread(self, run: Any, *given: Any) -> None:
         n = self.x.shape[1]
@@ -232,7 +251,9 @@ class Search:
         self.inside[new] = True
         index = columns.pool.index
         p, x = len(index), np.ascontiguousarray(self.x[:, index])
-        sides = np.concatenate((sides, np.sign(x[:, sides.shape[1] :])), -1)
+        places = np.ascontiguousarray(self.places[:, index])
+        old = sides.shape[1]
+        sides = np.concatenate((sides, signs_of(x[:, old:], places[:, old:])), -1)
         blocks = self.blocks.copy()
         blocks[:, 0], blocks[:, 1] = 0, p  # rows are zero elsewhere
         size = min(self.limit, len(columns.pool.hessian))
@@ -246,7 +267,6 @@ class Search:
             else:
                 self.counts[:] = 0
             self.factors, self.orders = factors, orders
-        places = np.ascontiguousarray(self.places[:, index])
         return _Members(x, x.copy(), places, sides, self._sets(), blocks)
 
     def _sets(self) -> Array:
@@ -279,13 +299,13 @@ class Search:
             self.orders,
             self.counts,
         )
-        spread(
-            lambda first, end: exchange(
-                first, end, *given, self.eps, self.most, borrows, self.todo, *results
-            ),
-            len(q),
-            100 * p * p,
-        )
+        limits = self.eps, self.most, GROUP if borrows else 1
+
+        def run(first: int, end: int) -> None:
+            first, end = first * GROUP, min(end * GROUP, len(q))
+            exchange(first, end, *given, *limits, self.todo, *results)
+
+        spread(run, -(-len(q) // GROUP), GROUP * 100 * p * p)
         self.places[:, self.columns.pool.index] = members.places
         self.todo &= self.codes[WHAT] != LOST
 
@@ -364,10 +384,11 @@ class Search:
             return None
         solved, what = self.codes[WHAT] == SOLVED, self.codes[WHAT]
         what[solved & (self.codes[SETTLED] == 0)] = UNSETTLED
-        self.todo = solved = what == SOLVED
+        solved = what == SOLVED
+        self.todo = solved.copy()
         if self.eps > DOUBLE:
-            self._look(members.rounded)
-            self.todo = solved.copy()
+            self.x = self.rounded
+            self._look(np.ascontiguousarray(self.x[:, self.columns.pool.index]))
             self._assess()
         value, gap = self.values
         what[solved & ~(gap <= self.tol * np.maximum(np.abs(value), 1e-300))] = UNPROVEN

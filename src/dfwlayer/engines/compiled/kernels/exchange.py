@@ -393,7 +393,7 @@ def _on_disk(stamp):
         blocks,  # (·, 4)
         eps,  # of the dtype that x is rounded to
         most,  # steps
-        borrows,  # whether a start may be taken from the problem before
+        group,  # problems within which each may start from the solution of the one before it
         todo,  # (B,), which problems to solve
         x,  # (B, p), feasible starts, and the solutions
         rounded,  # (B, p), and what follows is where the results go: x in its dtype, feasible
@@ -425,7 +425,7 @@ def _on_disk(stamp):
             body, own_q, L, index = bodies[own(b, bodies)], q[b], blank, orders[b]
             if keeps:
                 L = factors[b]
-            if borrows and b > first and codes[WHAT, b - 1] == SOLVED:
+            if b % group > 0 and codes[WHAT, b - 1] == SOLVED:
                 before = x[b - 1], places[b - 1], sides[b - 1]
                 if _borrow(P, own_q, body, x[b], places[b], sides[b], *before, work):
                     counts[b] = 0
