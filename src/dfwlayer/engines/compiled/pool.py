@@ -356,8 +356,13 @@ class Search:
         wrong = wrong[rows]
         best = wrong.max(-1, keepdims=True)
         promise = (wrong / np.where(best > 0, best, 1)).max(0)
-        found = np.flatnonzero(promise > 0)
         count = BLOCK * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
+        found, least = np.zeros(0, np.int64), 0.5
+        while len(found) < count and least > 0:  # few of many, so they need not all be sorted
+            found = np.flatnonzero(promise > least)
+            least = least / 4 if least > 1e-3 else 0.0
+        if len(found) < count:
+            found = np.flatnonzero(promise > 0)
         if len(found) > count:
             found = found[np.argpartition(-promise[found], count)[:count]]
         return found

@@ -104,6 +104,16 @@ def _on_disk(stamp):
                 continue
             body, own_q = bodies[own(b, bodies)], q[own(b, q)]
             bad = doubtful = 0
+            longest = steepest = largest = 0.0
+            for i in range(n):
+                longest = max(longest, lengths[i])
+                for row in range(ROWS, k):
+                    steepest = max(steepest, abs(multipliers[b, row] * body[row, i]))
+                if len(own_q) > 0:
+                    largest = max(largest, abs(own_q[i]))
+            most = (
+                CLEAR * ROUNDING * DOUBLE * (longest * sizes[b] + (k - ROWS) * steepest + largest)
+            )
             for i in range(n):
                 wrong[b, i] = 0.0
                 low, high, place = body[LOWER, i], body[UPPER, i], places[b, i]
@@ -117,16 +127,18 @@ def _on_disk(stamp):
                         hold += force
                     else:
                         r += force
-                noise = lengths[i] * sizes[b] + pull
-                if len(own_q) > 0:
-                    noise += abs(own_q[i])
-                noise *= CLEAR * ROUNDING * DOUBLE
                 if place == ZERO:
                     ahead = hold - abs(r)
                 elif place == LOW:
                     ahead = r + hold * side_of(low, place)
                 else:
                     ahead = -r - hold * side_of(high, place)
+                if ahead > most:  # which is so for nearly all in the end
+                    continue
+                noise = lengths[i] * sizes[b] + pull
+                if len(own_q) > 0:
+                    noise += abs(own_q[i])
+                noise *= CLEAR * ROUNDING * DOUBLE
                 if ahead < -noise:
                     bad += 1
                     wrong[b, i] = -ahead / max(lengths[i], 1e-300)
@@ -161,11 +173,11 @@ def _on_disk(stamp):
                 dense[rows[e]] = 0.0
 
     @entry
-    def dots(begins, rows, values, columns, r, out):
+    def dots(first, end, begins, rows, values, columns, r, out):
         """⟨A_j, r⟩ over some columns (p,) of a sparse matrix, r (B, m) and out (B, p)."""
         _ = stamp
         for b in range(len(r)):
-            for a in range(len(columns)):
+            for a in range(first, end):
                 total = 0.0
                 for e in range(begins[columns[a]], begins[columns[a] + 1]):
                     total += values[e] * r[b, rows[e]]
