@@ -151,7 +151,7 @@ class Search:
     def _spread(self, run: Any, *given: Any) -> None:
         n = self.x.shape[1]
         spread(
-            lambda first, end: run(first, end, self.bodies, self.blocks, *given),
+            lambda first, end: run(first, end, self.bodies, *given),
             len(self.x),
             20 * n,
         )
@@ -159,7 +159,7 @@ class Search:
     def _begin(self, start: Array) -> bool:
         """Points of the sets to start from; False if there are none."""
         cold = not start.any()
-        if cold:  # what is at zero need not be known elsewhere
+        if cold:  # f at zero tells where to start
             self._look(np.zeros((len(self.x), 0)))
         given = cold and self._vertices()
         self._place(start, given)
@@ -175,9 +175,10 @@ class Search:
     def _place(self, z: Array, given: bool) -> None:
         """The points next to z and where they are, or only that."""
         codes = np.zeros(len(self.x), np.int64)
-        self._spread(outside.begin, self.g, z, given, self.x, self.places, codes)
+        self._spread(outside.begin, self.blocks, self.g, z, given, self.x, self.places, codes)
         self.todo &= codes != UNFIT
         self.codes[WHAT, ~self.todo] = UNFIT
+        self.x[~self.todo] = 0.0
 
     def _crowded(self) -> bool:
         """Whether a gradient step that no coordinate finds too long frees too many of them.
@@ -186,9 +187,10 @@ class Search:
         """
         if self.columns.wide:
             return False
-        x, places, codes = np.empty_like(self.x), np.empty_like(self.places), self.codes[SOLVES]
+        x, places = np.empty_like(self.x), np.empty_like(self.places)
         z = self.x - self.g / max(self.columns.lengths.max() ** 2, 1e-300)
-        self._spread(outside.begin, self.g, z, False, x, places, codes.copy())
+        codes = np.zeros(len(x), np.int64)
+        self._spread(outside.begin, self.blocks, self.g, z, False, x, places, codes)
         return bool((places[self.todo] == FREE).mean() > MANY)
 
     def _vertices(self) -> bool:
@@ -324,7 +326,7 @@ class Search:
 
     def _assess(self) -> Array:
         """What coordinates outside of the pool promise (B, n); problems without any are done."""
-        wrong, found = np.empty_like(self.g), np.zeros((3, len(self.x)))
+        wrong, found = np.empty_like(self.g), np.zeros((2, len(self.x)))
         columns = self.columns
         self._spread(
             outside.assess,
@@ -333,20 +335,23 @@ class Search:
             columns.sizes(self.x),
             columns.own,
             self.inside,
-            self.x,
             self.places,
             self.multipliers,
             self.todo,
             wrong,
             found,
         )
-        bad, doubtful, gap = found
-        self.wrong = bad
-        done = self.todo & (bad == 0)
+        self.wrong, doubtful = found
+        done = self.todo & (self.wrong == 0)
         self.codes[WHAT, done & (doubtful > 0)] = DOUBTED
-        self.values[1, done] = gap[done]
+        self._certify(done)
         self.todo &= ~done
         return wrong
+
+    def _certify(self, rows: Array) -> None:
+        """The gap of the problems of a mask."""
+        given = self.g, self.x, self.multipliers, rows, self.values[1]
+        self._spread(outside.certify, self.blocks, *given)
 
     def _next(self, wrong: Array) -> Array:
         """Coordinates to join the pool; none where others should look."""
@@ -389,12 +394,11 @@ class Search:
             return None
         solved, what = self.codes[WHAT] == SOLVED, self.codes[WHAT]
         what[solved & (self.codes[SETTLED] == 0)] = UNSETTLED
-        solved = what == SOLVED
-        self.todo = solved.copy()
+        self.todo = solved = what == SOLVED
         if self.eps > DOUBLE:
             self.x = self.rounded
             self._look(np.ascontiguousarray(self.x[:, self.columns.pool.index]))
-            self._assess()
+            self._certify(solved)
         value, gap = self.values
         what[solved & ~(gap <= self.tol * np.maximum(np.abs(value), 1e-300))] = UNPROVEN
         codes = np.ascontiguousarray(self.codes[[WHAT, STEPS]])

@@ -22,7 +22,7 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 )
 from dfwlayer.engines.compiled.kernels.search import fit
 
-__all__ = ["assess", "begin", "combine", "correlate", "dots", "sum_rows"]
+__all__ = ["assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
 
 
 TILE = 2048  # columns whose sums stay in the fastest memory
@@ -82,23 +82,20 @@ def _on_disk(stamp):
         first,
         end,
         bodies,  # (·, k, n + 2)
-        blocks,  # (·, 4)
         g,  # (B, n), the gradient
         lengths,  # (n,), the square roots of the diagonal of the Hessian
         sizes,  # (B,), Σ_j lengths_j |x_j|, and ‖b‖ for least squares
         q,  # (·, n) or (1, 0) for least squares
         inside,  # (n,), coordinates that were not held
-        x,  # (B, n)
         places,  # (B, n)
         multipliers,  # (B, k)
         todo,  # (B,), which problems are asked for
         wrong,  # (B, n), and what follows is where the results go: what a coordinate promises
-        found,  # (3, B): how many are wrong, how many that could be, the gap
+        found,  # (2, B): how many are wrong, how many that could be
     ):
-        """The multipliers of the coordinates that were held, and the gap if none is wrong."""
+        """The multipliers of the coordinates that were held."""
         _ = stamp
         n, k = g.shape[1], bodies.shape[1]
-        guess = np.empty(k)
         for b in range(first, end):
             if not todo[b]:
                 continue
@@ -145,9 +142,26 @@ def _on_disk(stamp):
                 elif not ahead >= noise:
                     doubtful += 1
             found[0, b], found[1, b] = bad, doubtful
-            if bad == 0:
+
+    @entry
+    def certify(
+        first,
+        end,
+        bodies,  # (·, k, n + 2)
+        blocks,  # (·, 4)
+        g,  # (B, n)
+        x,  # (B, n)
+        multipliers,  # (B, k)
+        todo,  # (B,), which problems are asked for
+        gap,  # (B,), where the results go
+    ):
+        """Bounds of f(x) − f*, see `gap_of`."""
+        _ = stamp
+        guess = np.empty(bodies.shape[1])
+        for b in range(first, end):
+            if todo[b]:
                 copy(multipliers[b], guess)
-                found[2, b] = gap_of(body, blocks, x[b], g[b], guess)
+                gap[b] = gap_of(bodies[own(b, bodies)], blocks, x[b], g[b], guess)
 
     @entry
     def correlate(
@@ -219,7 +233,7 @@ def _on_disk(stamp):
                         out[b],
                     )
 
-    return begin, assess, correlate, dots, combine, sum_rows
+    return begin, assess, certify, correlate, dots, combine, sum_rows
 
 
-begin, assess, correlate, dots, combine, sum_rows = _on_disk(STAMP)
+begin, assess, certify, correlate, dots, combine, sum_rows = _on_disk(STAMP)
