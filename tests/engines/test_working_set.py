@@ -158,6 +158,40 @@ def test_a_path_of_radii_in_one_call_and_with_warm_starts():
     assert again.num_steps.sum() < path.num_steps.sum()
 
 
+@pytest.mark.parametrize("dtype", [F64, F32])
+def test_all_of_a_path_is_feasible_and_certified(dtype):
+    """Also those that are done long before the others."""
+    A, b, _, _ = columns(dtype=dtype)
+    radii = torch.linspace(0.1, 5, 25, dtype=dtype)
+    f, body = dfw.LeastSquares(A, b), dfw.LpBall(1, radii)
+    found = attempted(f, body)
+    assert found is not None and found.left is None  # noqa: PT018
+    sol = found.solution
+    eps = torch.finfo(dtype).eps
+    assert (sol.x.double().abs().sum(-1) <= radii.double() * (1 + 4 * eps)).all()
+    value = dfw.LeastSquares(A.double(), b.double()).value(sol.x.double())
+    assert torch.allclose(value, sol.value.double(), rtol=8 * eps)
+    gradient = dfw.LeastSquares(A.double(), b.double()).gradient(sol.x.double())
+    gap = (gradient * sol.x.double()).sum(-1) + radii.double() * gradient.abs().amax(-1)
+    assert (gap <= sol.gap.double() + 1e-12 * value).all()
+    assert (sol.gap <= 1e-5 * sol.value).all()
+
+
+def test_the_number_of_threads_does_not_matter():
+    A, b, _, _ = columns()
+    radii = torch.linspace(0.1, 5, 25, dtype=F64)
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(dfw.solve(dfw.LeastSquares(A, b), dfw.LpBall(1, radii)))
+    finally:
+        torch.set_num_threads(threads)
+    agree(found[0].x, found[1].x, 1e-13)
+    assert torch.equal(found[0].num_steps, found[1].num_steps)
+
+
 def test_a_batch_of_targets_with_one_that_is_bad():
     A, b, t, _ = columns()
     b = b + torch.randn(5, len(b), dtype=F64)

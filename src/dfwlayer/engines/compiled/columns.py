@@ -232,11 +232,18 @@ class SparseFactor:
         return self.combine(pool.index, x)
 
     def dots(self, r: Array, pool: Pool) -> Array:
-        out = np.empty((len(r), len(pool)))
-        outside.dots(*self.arrays, pool.index, r, out)
+        return self._dots(pool.index, r)
+
+    def _dots(self, index: Array, r: Array) -> Array:  # (p,), (B, m) -> (B, p)
+        out = np.empty((len(r), len(index)))
+        given = *self.arrays, index, r, out
+        each = 4 * len(r) * (1 + self.entries // len(self.lengths))
+        spread(lambda first, end: outside.dots(first, end, *given), len(index), each)
         return out
 
     def adjoint(self, r: Array) -> Array:
+        if len(r) == 1:
+            return self._dots(np.arange(len(self.lengths)), r)
         transposed = csr(*self.matrix.columns, self.matrix.pattern.shape[::-1])
         found: Array = csr_product(transposed, torch.from_numpy(r)).contiguous().numpy()
         return found

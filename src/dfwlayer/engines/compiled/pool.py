@@ -37,7 +37,9 @@ from dfwlayer.engines.compiled.kernels.numbers import (
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
     FREE,
+    HIGH,
     KIND,
+    LOW,
     LOWER,
     ROWS,
     TOTAL,
@@ -45,11 +47,12 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 )
 from dfwlayer.engines.compiled.threads import spread
 
-__all__ = ["Pooled", "Search"]
+__all__ = ["Pooled", "Search", "signs_of"]
 
 BLOCK, SHARE = 32, 4  # coordinates that join at once: this many, and one for so many that are free
 SEVERAL = 2  # times as many if there are that many problems
 ROUNDS = 200
+GROUP = 8  # problems of a batch that a thread takes at once, and may borrow starts within
 SPECTRAL = 8  # steps to a start, for sets without a vertex that is one
 KEPT = 32_000_000  # entries that may be set aside for factors that are kept from round to round
 # Products with the whole matrix that may be spent before others should look, for a pool that is
@@ -73,6 +76,14 @@ class Pooled(NamedTuple):
     columns: Columns
     bodies: Array  # (·, k, p + 2), the sets of the pool
     sides: Array  # (B, p)
+
+
+def signs_of(x: Array, places: Array) -> Array:
+    """Of x in budgets, and those on the way out where a bound holds it at zero."""
+    signs = np.sign(x)
+    signs[(x == 0) & (places == LOW)] = 1.0
+    signs[(x == 0) & (places == HIGH)] = -1.0
+    return signs
 
 
 @dataclass
@@ -102,6 +113,7 @@ class Search:
         self.columns, self.bodies, self.blocks = columns, bodies, blocks
         self.eps, self.tol, self.most = limits
         self.x, self.places = np.zeros((batch, n)), np.zeros((batch, n), np.int8)
+        self.rounded = self.x if self.eps == DOUBLE else self.x.copy()
         self.codes, self.values = np.zeros((4, batch), np.int64), np.zeros((2, batch))
         self.codes[SETTLED] = k == ROWS  # a start at its bounds is feasible
         self.multipliers, self.g = np.zeros((batch, k)), np.zeros((batch, n))
@@ -122,17 +134,24 @@ class Search:
             if members.x.shape[1]:
                 self._solve(members, borrows=turn == 0)
                 self._look(members.x if self.eps > DOUBLE else members.rounded)
+            before = self.todo.copy()
             wrong = self._assess()
+            self._keep(members, np.flatnonzero(before & ~self.todo))
             if not self.todo.any() or not (more := self._next(wrong)).size:
                 break
             members = self._with(more, members.sides)
         self.codes[WHAT, self.todo] = LOST
         return self._results(members)
 
+    def _keep(self, members: _Members, done: Array) -> None:
+        """What problems that are done found, in their dtype; the others go on from where it is."""
+        self.rounded[done] = self.x[done]
+        self.rounded[np.ix_(done, self.columns.pool.index)] = members.rounded[done]
+
     def _spread(self, run: Any, *given: Any) -> None:
         n = self.x.shape[1]
         spread(
-            lambda first, end: run(first, end, self.bodies, self.blocks, *given),
+            lambda first, end: run(first, end, self.bodies, *given),
             len(self.x),
             20 * n,
         )
@@ -140,7 +159,7 @@ class Search:
     def _begin(self, start: Array) -> bool:
         """Points of the sets to start from; False if there are none."""
         cold = not start.any()
-        if cold:  # what is at zero need not be known elsewhere
+        if cold:  # f at zero tells where to start
             self._look(np.zeros((len(self.x), 0)))
         given = cold and self._vertices()
         self._place(start, given)
@@ -156,9 +175,10 @@ class Search:
     def _place(self, z: Array, given: bool) -> None:
         """The points next to z and where they are, or only that."""
         codes = np.zeros(len(self.x), np.int64)
-        self._spread(outside.begin, self.g, z, given, self.x, self.places, codes)
+        self._spread(outside.begin, self.blocks, self.g, z, given, self.x, self.places, codes)
         self.todo &= codes != UNFIT
         self.codes[WHAT, ~self.todo] = UNFIT
+        self.x[~self.todo] = 0.0
 
     def _crowded(self) -> bool:
         """Whether a gradient step that no coordinate finds too long frees too many of them.
@@ -167,9 +187,10 @@ class Search:
         """
         if self.columns.wide:
             return False
-        x, places, codes = np.empty_like(self.x), np.empty_like(self.places), self.codes[SOLVES]
+        x, places = np.empty_like(self.x), np.empty_like(self.places)
         z = self.x - self.g / max(self.columns.lengths.max() ** 2, 1e-300)
-        self._spread(outside.begin, self.g, z, False, x, places, codes.copy())
+        codes = np.zeros(len(x), np.int64)
+        self._spread(outside.begin, self.blocks, self.g, z, False, x, places, codes)
         return bool((places[self.todo] == FREE).mean() > MANY)
 
     def _vertices(self) -> bool:
@@ -232,7 +253,9 @@ class Search:
         self.inside[new] = True
         index = columns.pool.index
         p, x = len(index), np.ascontiguousarray(self.x[:, index])
-        sides = np.concatenate((sides, np.sign(x[:, sides.shape[1] :])), -1)
+        places = np.ascontiguousarray(self.places[:, index])
+        old = sides.shape[1]
+        sides = np.concatenate((sides, signs_of(x[:, old:], places[:, old:])), -1)
         blocks = self.blocks.copy()
         blocks[:, 0], blocks[:, 1] = 0, p  # rows are zero elsewhere
         size = min(self.limit, len(columns.pool.hessian))
@@ -246,7 +269,6 @@ class Search:
             else:
                 self.counts[:] = 0
             self.factors, self.orders = factors, orders
-        places = np.ascontiguousarray(self.places[:, index])
         return _Members(x, x.copy(), places, sides, self._sets(), blocks)
 
     def _sets(self) -> Array:
@@ -279,13 +301,13 @@ class Search:
             self.orders,
             self.counts,
         )
-        spread(
-            lambda first, end: exchange(
-                first, end, *given, self.eps, self.most, borrows, self.todo, *results
-            ),
-            len(q),
-            100 * p * p,
-        )
+        limits = self.eps, self.most, GROUP if borrows else 1
+
+        def run(first: int, end: int) -> None:
+            first, end = first * GROUP, min(end * GROUP, len(q))
+            exchange(first, end, *given, *limits, self.todo, *results)
+
+        spread(run, -(-len(q) // GROUP), GROUP * 100 * p * p)
         self.places[:, self.columns.pool.index] = members.places
         self.todo &= self.codes[WHAT] != LOST
 
@@ -304,7 +326,7 @@ class Search:
 
     def _assess(self) -> Array:
         """What coordinates outside of the pool promise (B, n); problems without any are done."""
-        wrong, found = np.empty_like(self.g), np.zeros((3, len(self.x)))
+        wrong, found = np.empty_like(self.g), np.zeros((2, len(self.x)))
         columns = self.columns
         self._spread(
             outside.assess,
@@ -313,20 +335,23 @@ class Search:
             columns.sizes(self.x),
             columns.own,
             self.inside,
-            self.x,
             self.places,
             self.multipliers,
             self.todo,
             wrong,
             found,
         )
-        bad, doubtful, gap = found
-        self.wrong = bad
-        done = self.todo & (bad == 0)
+        self.wrong, doubtful = found
+        done = self.todo & (self.wrong == 0)
         self.codes[WHAT, done & (doubtful > 0)] = DOUBTED
-        self.values[1, done] = gap[done]
+        self._certify(done)
         self.todo &= ~done
         return wrong
+
+    def _certify(self, rows: Array) -> None:
+        """The gap of the problems of a mask."""
+        given = self.g, self.x, self.multipliers, rows, self.values[1]
+        self._spread(outside.certify, self.blocks, *given)
 
     def _next(self, wrong: Array) -> Array:
         """Coordinates to join the pool; none where others should look."""
@@ -336,8 +361,13 @@ class Search:
         wrong = wrong[rows]
         best = wrong.max(-1, keepdims=True)
         promise = (wrong / np.where(best > 0, best, 1)).max(0)
-        found = np.flatnonzero(promise > 0)
         count = BLOCK * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
+        found, least = np.zeros(0, np.int64), 0.5
+        while len(found) < count and least > 0:  # few of many, so they need not all be sorted
+            found = np.flatnonzero(promise > least)
+            least = least / 4 if least > 1e-3 else 0.0
+        if len(found) < count:
+            found = np.flatnonzero(promise > 0)
         if len(found) > count:
             found = found[np.argpartition(-promise[found], count)[:count]]
         return found
@@ -366,9 +396,9 @@ class Search:
         what[solved & (self.codes[SETTLED] == 0)] = UNSETTLED
         self.todo = solved = what == SOLVED
         if self.eps > DOUBLE:
-            self._look(members.rounded)
-            self.todo = solved.copy()
-            self._assess()
+            self.x = self.rounded
+            self._look(np.ascontiguousarray(self.x[:, self.columns.pool.index]))
+            self._certify(solved)
         value, gap = self.values
         what[solved & ~(gap <= self.tol * np.maximum(np.abs(value), 1e-300))] = UNPROVEN
         codes = np.ascontiguousarray(self.codes[[WHAT, STEPS]])

@@ -22,9 +22,9 @@ from dfwlayer.engines.compiled.arrays import (
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
 from dfwlayer.engines.compiled.kernels import search
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
-from dfwlayer.engines.compiled.kernels.polytope import BUDGET, HIGH, KIND, LOW, ROWS
+from dfwlayer.engines.compiled.kernels.polytope import BUDGET, KIND, ROWS
 from dfwlayer.engines.compiled.layout import EPS
-from dfwlayer.engines.compiled.pool import Pooled, Search
+from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
 from dfwlayer.engines.compiled.sets import Adjoint, Polytopes, Results, sets_of
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
@@ -117,11 +117,7 @@ class WorkingSets:
 
     def _sides(self, found: Pooled) -> Array:  # (B, n)
         """The signs of x in budgets, on the way out where it is held at zero by a bound."""
-        (places,) = found.face
-        sides = np.sign(found.x)
-        at_zero = sides == 0
-        sides[at_zero & (places == LOW)] = 1.0
-        sides[at_zero & (places == HIGH)] = -1.0
+        sides = signs_of(found.x, found.face[0])
         sides[:, found.columns.pool.index] = found.sides
         return sides
 

@@ -14,7 +14,6 @@ import numba
 import numpy as np
 
 __all__ = [
-    "SINGULAR",
     "STAMP",
     "add",
     "backward",
@@ -24,7 +23,9 @@ __all__ = [
     "factor",
     "fill",
     "forward",
+    "join",
     "kernel",
+    "leave",
     "product",
     "summing",
     "times",
@@ -189,3 +190,36 @@ def backward(L, b, n):
         v = b[i]
         for j in range(i):
             b[j] -= v * L[i, j]
+
+
+@kernel
+def join(P, i, free, index, L):
+    """Add a coordinate to the factor as its last; False if its column depends on the others."""
+    row = L[free]
+    for a in range(free):
+        row[a] = P[i, index[a]]
+    forward(L, row, free)
+    pivot = P[i, i] - dot(row, row, free)
+    if not pivot > SINGULAR * np.finfo(np.float64).eps * P[i, i]:
+        return False
+    row[free] = np.sqrt(pivot)
+    index[free] = i
+    return True
+
+
+@kernel
+def leave(L, free, index, at, cos, sin):
+    """Take the coordinate in that place out of the factor."""
+    for i in range(at, free - 1):
+        index[i] = index[i + 1]
+        new, old = L[i], L[i + 1]
+        for c in range(at):
+            new[c] = old[c]
+        carried = old[at]
+        for c in range(at, i):
+            b = old[c + 1]
+            new[c] = cos[c] * carried + sin[c] * b
+            carried = cos[c] * b - sin[c] * carried
+        length = np.sqrt(carried * carried + old[i + 1] * old[i + 1])
+        cos[i], sin[i] = carried / length, old[i + 1] / length
+        new[i] = length

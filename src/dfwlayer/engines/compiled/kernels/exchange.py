@@ -14,7 +14,6 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels.certificate import settle
 from dfwlayer.engines.compiled.kernels.dense import (
-    SINGULAR,
     STAMP,
     add,
     backward,
@@ -24,7 +23,9 @@ from dfwlayer.engines.compiled.kernels.dense import (
     factor,
     fill,
     forward,
+    join,
     kernel,
+    leave,
     times,
 )
 from dfwlayer.engines.compiled.kernels.descent import CLEARLY, judge
@@ -65,39 +66,6 @@ GRADIENT, WRONG, NEW, COS, SIN, WAS, REDUCED = 0, 1, 2, 3, 4, 5, 6
 BARRED = -1.0
 WHAT, STEPS, SOLVES, SETTLED = 0, 1, 2, 3  # lines of the codes
 ROW, FOUND = 0, 1  # lines of memory for the rows: which one, and its multiplier
-
-
-@kernel
-def _join(P, i, free, index, L):
-    """Add a coordinate to the factor as its last; False if its column depends on the others."""
-    row = L[free]
-    for a in range(free):
-        row[a] = P[i, index[a]]
-    forward(L, row, free)
-    pivot = P[i, i] - dot(row, row, free)
-    if not pivot > SINGULAR * DOUBLE * P[i, i]:
-        return False
-    row[free] = np.sqrt(pivot)
-    index[free] = i
-    return True
-
-
-@kernel
-def _leave(L, free, index, at, cos, sin):
-    """Take the coordinate in that place out of the factor."""
-    for i in range(at, free - 1):
-        index[i] = index[i + 1]
-        new, old = L[i], L[i + 1]
-        for c in range(at):
-            new[c] = old[c]
-        carried = old[at]
-        for c in range(at, i):
-            b = old[c + 1]
-            new[c] = cos[c] * carried + sin[c] * b
-            carried = cos[c] * b - sin[c] * carried
-        length = np.sqrt(carried * carried + old[i + 1] * old[i + 1])
-        cos[i], sin[i] = carried / length, old[i + 1] / length
-        new[i] = length
 
 
 @kernel
@@ -249,7 +217,7 @@ def _exchange(
     free, fresh, steps, solves = kept, 0, 0, 0
     for i in range(p if kept == 0 else 0):
         if places[i] == FREE:
-            if free == limit or not _join(P, i, free, index, L):
+            if free == limit or not join(P, i, free, index, L):
                 return -1, steps, solves
             free += 1
     while True:
@@ -270,7 +238,7 @@ def _exchange(
             if d * sides[i] <= 0 if place == ZERO else (d <= 0 if place == LOW else d >= 0):
                 places[i] = place
                 was[i] = BARRED if fresh == 1 else 0.0
-                _leave(L, free, index, a, cos, sin)
+                leave(L, free, index, a, cos, sin)
                 free -= 1
         fresh -= before - free
         if free < before:
@@ -302,7 +270,7 @@ def _exchange(
                     sides[i] = 1.0 if x[i] > 0 else -1.0
                     if x[i] == 0:
                         places[i] = ZERO
-                        _leave(L, free, index, a, cos, sin)
+                        leave(L, free, index, a, cos, sin)
                         free -= 1
             continue
         if at >= 0:
@@ -313,7 +281,7 @@ def _exchange(
             )
             if places[i] != ZERO:
                 sides[i] = side_of(wall, places[i])
-            _leave(L, free, index, at, cos, sin)
+            leave(L, free, index, at, cos, sin)
             free -= 1
             fill(0.0, was)
             continue
@@ -338,7 +306,7 @@ def _exchange(
             wrong[chosen], was[chosen] = 0.0, BARRED
             if free == limit:
                 return -1, steps, solves
-            if _join(P, chosen, free, index, L):
+            if join(P, chosen, free, index, L):
                 was[chosen] = places[chosen]
                 if places[chosen] == ZERO:
                     sides[chosen] = -1.0 if g[chosen] > 0 else 1.0
@@ -393,7 +361,7 @@ def _on_disk(stamp):
         blocks,  # (·, 4)
         eps,  # of the dtype that x is rounded to
         most,  # steps
-        borrows,  # whether a start may be taken from the problem before
+        group,  # problems within which each may start from the solution of the one before it
         todo,  # (B,), which problems to solve
         x,  # (B, p), feasible starts, and the solutions
         rounded,  # (B, p), and what follows is where the results go: x in its dtype, feasible
@@ -425,7 +393,7 @@ def _on_disk(stamp):
             body, own_q, L, index = bodies[own(b, bodies)], q[b], blank, orders[b]
             if keeps:
                 L = factors[b]
-            if borrows and b > first and codes[WHAT, b - 1] == SOLVED:
+            if b % group > 0 and codes[WHAT, b - 1] == SOLVED:
                 before = x[b - 1], places[b - 1], sides[b - 1]
                 if _borrow(P, own_q, body, x[b], places[b], sides[b], *before, work):
                     counts[b] = 0

@@ -22,7 +22,7 @@ from dfwlayer.engines.compiled.kernels.polytope import (
 )
 from dfwlayer.engines.compiled.kernels.search import fit
 
-__all__ = ["assess", "begin", "combine", "correlate", "dots", "sum_rows"]
+__all__ = ["assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
 
 
 TILE = 2048  # columns whose sums stay in the fastest memory
@@ -82,28 +82,35 @@ def _on_disk(stamp):
         first,
         end,
         bodies,  # (·, k, n + 2)
-        blocks,  # (·, 4)
         g,  # (B, n), the gradient
         lengths,  # (n,), the square roots of the diagonal of the Hessian
         sizes,  # (B,), Σ_j lengths_j |x_j|, and ‖b‖ for least squares
         q,  # (·, n) or (1, 0) for least squares
         inside,  # (n,), coordinates that were not held
-        x,  # (B, n)
         places,  # (B, n)
         multipliers,  # (B, k)
         todo,  # (B,), which problems are asked for
         wrong,  # (B, n), and what follows is where the results go: what a coordinate promises
-        found,  # (3, B): how many are wrong, how many that could be, the gap
+        found,  # (2, B): how many are wrong, how many that could be
     ):
-        """The multipliers of the coordinates that were held, and the gap if none is wrong."""
+        """The multipliers of the coordinates that were held."""
         _ = stamp
         n, k = g.shape[1], bodies.shape[1]
-        guess, slopes, scratch = np.empty(k), np.empty(n), np.empty(n)
         for b in range(first, end):
             if not todo[b]:
                 continue
             body, own_q = bodies[own(b, bodies)], q[own(b, q)]
             bad = doubtful = 0
+            longest = steepest = largest = 0.0
+            for i in range(n):
+                longest = max(longest, lengths[i])
+                for row in range(ROWS, k):
+                    steepest = max(steepest, abs(multipliers[b, row] * body[row, i]))
+                if len(own_q) > 0:
+                    largest = max(largest, abs(own_q[i]))
+            most = (
+                CLEAR * ROUNDING * DOUBLE * (longest * sizes[b] + (k - ROWS) * steepest + largest)
+            )
             for i in range(n):
                 wrong[b, i] = 0.0
                 low, high, place = body[LOWER, i], body[UPPER, i], places[b, i]
@@ -117,26 +124,46 @@ def _on_disk(stamp):
                         hold += force
                     else:
                         r += force
-                noise = lengths[i] * sizes[b] + pull
-                if len(own_q) > 0:
-                    noise += abs(own_q[i])
-                noise *= CLEAR * ROUNDING * DOUBLE
                 if place == ZERO:
                     ahead = hold - abs(r)
                 elif place == LOW:
                     ahead = r + hold * side_of(low, place)
                 else:
                     ahead = -r - hold * side_of(high, place)
+                if ahead > most:  # which is so for nearly all in the end
+                    continue
+                noise = lengths[i] * sizes[b] + pull
+                if len(own_q) > 0:
+                    noise += abs(own_q[i])
+                noise *= CLEAR * ROUNDING * DOUBLE
                 if ahead < -noise:
                     bad += 1
                     wrong[b, i] = -ahead / max(lengths[i], 1e-300)
                 elif not ahead >= noise:
                     doubtful += 1
             found[0, b], found[1, b] = bad, doubtful
-            if bad == 0:
+
+    @entry
+    def certify(
+        first,
+        end,
+        bodies,  # (·, k, n + 2)
+        blocks,  # (·, 4)
+        g,  # (B, n)
+        x,  # (B, n)
+        multipliers,  # (B, k)
+        todo,  # (B,), which problems are asked for
+        gap,  # (B,), where the results go
+    ):
+        """Bounds of f(x) − f*, see `gap_of`."""
+        _ = stamp
+        n = g.shape[1]
+        guess, slopes, scratch = np.empty(bodies.shape[1]), np.empty(n), np.empty(n)
+        for b in range(first, end):
+            if todo[b]:
                 copy(multipliers[b], guess)
                 copy(g[b], slopes)
-                found[2, b] = gap_of(body, blocks, x[b], slopes, guess, scratch)
+                gap[b] = gap_of(bodies[own(b, bodies)], blocks, x[b], slopes, guess, scratch)
 
     @entry
     def correlate(
@@ -162,11 +189,11 @@ def _on_disk(stamp):
                 dense[rows[e]] = 0.0
 
     @entry
-    def dots(begins, rows, values, columns, r, out):
+    def dots(first, end, begins, rows, values, columns, r, out):
         """⟨A_j, r⟩ over some columns (p,) of a sparse matrix, r (B, m) and out (B, p)."""
         _ = stamp
         for b in range(len(r)):
-            for a in range(len(columns)):
+            for a in range(first, end):
                 total = 0.0
                 for e in range(begins[columns[a]], begins[columns[a] + 1]):
                     total += values[e] * r[b, rows[e]]
@@ -208,7 +235,7 @@ def _on_disk(stamp):
                         out[b],
                     )
 
-    return begin, assess, correlate, dots, combine, sum_rows
+    return begin, assess, certify, correlate, dots, combine, sum_rows
 
 
-begin, assess, correlate, dots, combine, sum_rows = _on_disk(STAMP)
+begin, assess, certify, correlate, dots, combine, sum_rows = _on_disk(STAMP)
