@@ -18,7 +18,7 @@ from dfwlayer.engines.compiled.kernels.polytope import (
     UPPER,
 )
 
-__all__ = ["gap_of", "settle"]
+__all__ = ["gap_of", "settle", "total_of"]
 
 
 @kernel
@@ -30,7 +30,7 @@ def _plus(total, term):
 
 
 @kernel
-def _total(body, row, x):
+def total_of(body, row, x):
     """What a row adds up to, with the rounding of the sum carried along, and its largest term."""
     a = b = c = d = carried = more = size = 0.0
     slopes, n, budget = body[row], len(x), body[row, KIND] == BUDGET
@@ -60,7 +60,7 @@ def _total(body, row, x):
 @kernel
 def _missing(body, row, x, eps):
     """What x lacks in a row, 0 where that is no more than rounding."""
-    total, size = _total(body, row, x)
+    total, size = total_of(body, row, x)
     rest = body[row, TOTAL] - total
     if body[row, KIND] == BUDGET:  # inside is fine, so a nudge goes a little further
         return rest - eps * size if rest < 0 else 0.0
@@ -70,7 +70,7 @@ def _missing(body, row, x, eps):
 @kernel
 def _off(body, row, x, eps):
     """Whether a row is off by more than rounding."""
-    total, size = _total(body, row, x)
+    total, size = total_of(body, row, x)
     off = total - body[row, TOTAL]
     if body[row, KIND] == EQUATION:
         off = abs(off)
@@ -205,7 +205,7 @@ def gap_of(body, blocks, x, g, multipliers, hold):
     fill(0.0, hold)
     rows = 0.0
     for row in range(ROWS, len(body)):
-        total, _ = _total(body, row, x)
+        total, _ = total_of(body, row, x)
         rest = multipliers[row] * (body[row, TOTAL] - total)
         budget = body[row, KIND] == BUDGET
         rows += rest if budget else abs(rest)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle, total_of
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
@@ -111,6 +111,14 @@ def _moves(slopes, places):
 
 
 @summing
+def _shift(slopes, budget, step, places, sides, x):
+    """x + step · a on the free coordinates."""
+    for i in range(len(x)):
+        a = slopes[i] * sides[i] if budget else slopes[i]
+        x[i] += step * a if places[i] == FREE else 0.0
+
+
+@summing
 def _steepest(slopes, n):
     """The largest |a|."""
     largest = 0.0
@@ -165,8 +173,13 @@ def _locate(body, z, largest, x, places, sides):
             total += slopes[i] * abs(x[i])
         if total > (1 - CLEAR * ROUNDING * DOUBLE) * body[ROWS, TOTAL]:
             return at, DOUBTED
-    elif tied and not _moves(slopes, places) > 0:
-        return at, LOST
+    elif tied:
+        moves = _moves(slopes, places)
+        if not moves > 0:
+            return at, LOST
+        # what the rounding of the multiplier, which may be far larger than x, has left of the row
+        total, _ = total_of(body, ROWS, x)
+        _shift(slopes, budget, (body[ROWS, TOTAL] - total) / moves, places, sides, x)
     return at, SOLVED
 
 

@@ -1,0 +1,78 @@
+"""Where compiled code runs: threads, processes, without Numba, without a disk."""
+
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+from compiled_cases import F64, N
+from dfwlayer.engines import compiled
+
+
+def test_without_numba(monkeypatch):
+    q = torch.randn(4, dtype=F64)
+    expected = dfw.solve(dfw.Quadratic(torch.eye(4, dtype=F64), q), dfw.Simplex())
+    monkeypatch.setattr(compiled, "_loaded", [])
+    monkeypatch.setitem(sys.modules, "dfwlayer.engines.compiled.engine", None)
+    monkeypatch.delattr(compiled, "engine")
+    assert not dfw.warm_up()
+    sol = dfw.solve(dfw.Quadratic(torch.eye(4, dtype=F64), q), dfw.Simplex())
+    torch.testing.assert_close(sol.x, expected.x)
+
+
+@cache
+def batch():
+    """Made once: matrices are multiplied by threads, which do not survive a fork."""
+    make = torch.Generator().manual_seed(5)
+    root = torch.randn(300, N, N, dtype=F64, generator=make)
+    q = torch.randn(300, N, dtype=F64, generator=make)
+    return dfw.Quadratic(root.mT @ root + torch.eye(N, dtype=F64), q)
+
+
+def solved_there(_=None):
+    torch.set_num_threads(1)
+    objective = batch()
+    torch.set_num_threads(2)
+    try:
+        return dfw.solve(objective, dfw.Simplex()).x.tolist()
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kind", ["threads", "fork", "spawn"])
+def test_threads_and_processes(kind):
+    """Batches that are spread over threads, in threads, after a fork, and in a new process."""
+    expected = solved_there()
+    if kind == "threads":
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(solved_there, range(8))) == [expected] * 8
+        return
+    with multiprocessing.get_context(kind).Pool(2) as pool:
+        assert pool.map_async(solved_there, range(4)).get(timeout=120) == [expected] * 4
+
+
+def test_is_loaded_when_needed_only():
+    """Numba takes a while to import; those who solve nothing small should not wait for it."""
+    code = (
+        "import sys, torch, dfwlayer as dfw; assert 'numba' not in sys.modules; "
+        "dfw.solve(dfw.Quadratic(None, torch.ones(2)), dfw.LpBall(2, 1.0), method='dfw'); "
+        "assert 'numba' not in sys.modules; assert dfw.warm_up(); assert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_where_nothing_can_be_written():
+    """It is compiled anew in every process then."""
+    code = (
+        "import torch, numba.core.caching as caching, dfwlayer as dfw;"
+        "kind = getattr(caching, 'CacheImpl', None) or caching._CacheImpl;"
+        "kind._locator_classes = [];"
+        "f = dfw.Quadratic(torch.eye(2), torch.ones(2));"
+        "assert dfw.solve(f, dfw.LpBall(2, 0.5)).converged"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
