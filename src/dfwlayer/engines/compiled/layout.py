@@ -10,25 +10,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Flat, Round
+from dfwlayer.constraints.region import Round
+from dfwlayer.engines.compiled.answer import Found, Gradients
+from dfwlayer.engines.compiled.form import FlatForm, Form, form_of, tensors_of
 from dfwlayer.engines.compiled.kernels import ball, search
-from dfwlayer.engines.compiled.kernels.numbers import SOLVED
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-)
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, HIGH, LOW, SOLVED
+from dfwlayer.engines.compiled.kernels.polytope import KIND, LOWER, ROWS, TOTAL, UPPER
 from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Layout", "Results", "lay_out"]
@@ -37,7 +29,6 @@ LARGEST = 300  # coordinates with a matrix; beyond, tensor operations are as fas
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Gradients = list[Tensor | None]
 
 
 class Results(NamedTuple):
@@ -127,39 +118,17 @@ class Sets(Protocol):
         """Gradients in `tensors`."""
 
 
-class Row(NamedTuple):
-    """A budget or an equation."""
-
-    kind: float
-    slope: Value
-    total: Value
-    first: int  # coordinate
-    end: int
-
-
-class Bounds(NamedTuple):
-    """l and u of a block of coordinates."""
-
-    lower: Value
-    upper: Value
-    first: int
-    end: int
-
-
 @dataclass(frozen=True)
 class Polytopes:
     """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.polytope`."""
 
-    bounds: tuple[Bounds, ...]
-    rows: tuple[Row, ...]
+    form: FlatForm
     bodies: Array  # (·, k, n + 2)
     blocks: Array  # (·, 4)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        sides = (side for low, high, *_ in self.bounds for side in (low, high))
-        ties = (part for row in self.rows for part in (row.slope, row.total))
-        return _tensors(*sides, *ties)
+        return self.form.tensors
 
     def search(
         self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
@@ -190,13 +159,13 @@ class Polytopes:
         u, nu, rest = adjoint
         assert rest is not None
         gradients: Gradients = []
-        for low, high, first, end in self.bounds:
+        for low, high, first, end, _ in self.form.bounds:
             for side, place in ((low, LOW), (high, HIGH)):
                 held: Array | None = None
                 if next(want):
                     held = np.where(places[:, first:end] == place, rest[:, first:end], 0.0)
                 gradients.append(None if held is None else _summed(side, held))
-        for j, row in enumerate(self.rows, start=ROWS):
+        for j, row in enumerate(self.form.rows, start=ROWS):
             at, own = slice(row.first, row.end), slice(j, j + 1)
             pull: Array | None = None
             if next(want):
@@ -218,7 +187,7 @@ class Balls:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return _tensors(self.weight, self.radius)
+        return tensors_of(self.weight, self.radius)
 
     def search(
         self, objective: Quadratics, start: Array, limits: tuple[float, float, int], batch: int
@@ -264,131 +233,119 @@ class Layout:
         """What a gradient may be asked for, those of the objective first."""
         return (*self.objective.tensors, *self.sets.tensors)
 
-    def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
+    def search(self, x0: Tensor | None, settings: Settings) -> Found[Results] | None:
+        """Solve what can be solved beyond doubt, None if that is nothing."""
+        start = self._start(x0)
+        if start is None:
+            return None
+        limits = torch.finfo(self.dtype).eps, settings.tol, settings.max_steps
+        found = self.sets.search(self.objective, start, limits, self.batch or 1)
+        left = found.codes[0] != SOLVED
+        if left.any():
+            if left.all():
+                return None
+            for part in (found.x, found.multipliers, *found.face):
+                part[left] = 0
+        value, gap = torch.from_numpy(found.values).to(self.dtype).unbind()
+        if self.dtype != torch.float64:  # a bound stays one
+            gap = torch.nextafter(gap, torch.full_like(gap, torch.inf))
+        status, steps = torch.from_numpy(found.codes).unbind()
+        mask = status != SOLVED if found.codes[0].any() else None
+        x = torch.from_numpy(found.x).to(self.dtype)
+        return Found(x, value, gap, steps, status, mask, found)
+
+    def _start(self, x0: Tensor | None) -> Array | None:
+        """x0, or zero, in float64; None for one that is not as it should be."""
+        n, batch = self.n, self.batch or 1
+        if x0 is None:
+            return np.zeros((1, n))
+        if x0.dim() not in (1, 2) or x0.shape[-1] != n or x0.dtype != self.dtype:
+            return None
+        if x0.device.type != "cpu":
+            return None
+        start: Array = x0.detach().to(torch.float64).reshape(-1, n).contiguous().numpy()
+        if len(start) not in (1, batch) or (x0.dim() == 2 and self.batch is None):
+            return None
+        if len(start) == 1 and not np.isfinite(start[0]).all():
+            return None
+        return start
+
+    def point(self, found: Found[Results]) -> Tensor:
+        """x in the dtype."""
+        return torch.from_numpy(found.state.x).to(self.dtype)
+
+    def pullback(self, asked: Sequence[bool], found: Found[Results], v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
-        adjoint = self.sets.adjoint(self.objective, found, v, torch.finfo(self.dtype).eps)
+        results = found.state
+        arriving = v.to(torch.float64).contiguous().numpy()
+        eps = torch.finfo(self.dtype).eps
+        adjoint = self.sets.adjoint(self.objective, results, arriving, eps)
         if self.dtype != torch.float64:
             # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-            size = np.abs(adjoint.u).max(-1) * np.maximum(np.abs(found.x).max(-1), 1.0)
+            size = np.abs(adjoint.u).max(-1) * np.maximum(np.abs(results.x).max(-1), 1.0)
             lost = ~(size < torch.finfo(self.dtype).max)
             if lost.any():
                 for part in adjoint:
                     if part is not None:
                         part[lost] = 0.0
-        of_objective = self.objective.pullback(asked[:2], found, adjoint.u)
+        of_objective = self.objective.pullback(asked[:2], results, adjoint.u)
         if not any(asked[2:]):
             return of_objective + [None] * len(asked[2:])
-        return of_objective + self.sets.pullback(asked[2:], found, adjoint)
+        return of_objective + self.sets.pullback(asked[2:], results, adjoint)
 
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
-    dense = objective.dense()
-    if dense is None:
+    form = form_of(objective, constraint, _takes)
+    if form is None or form.vector.device.type != "cpu":
         return None
-    matrix, vector, squared = dense
-    n, dtype = objective.shape[0], vector.dtype
-    batch = _Batch(dtype)
-    if dtype not in (torch.float64, torch.float32):
-        return None
-    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
-        return None
-    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
-        return None
-    like = vector.new_empty(n) if squared else vector.detach()
-    form = constraint.normal_form(n) if constraint.is_plain(like) else None
-    sets = None if form is None else _sets(form, n, batch)
-    if sets is None:
-        return None
-    none = np.zeros((1, 0, n))
-    P, q, A, b = none[:, :, :0], _array(vector, 1), none, none[:, :, 0]
-    if squared:
-        assert matrix is not None
-        A, b = _array(matrix, 2), q
+    return Layout(_objective(form), _sets(form), form.n, form.batch, form.dtype)
+
+
+def _takes(matrix: Tensor | None, n: int) -> bool:
+    return matrix is None or (n <= LARGEST and math.prod(matrix.shape[-2:]) <= ENTRIES)
+
+
+def _objective(form: Form) -> Quadratics:
+    """The objectives as arrays."""
+    none = np.zeros((1, 0, form.n))
+    P, q, A, b = none[:, :, :0], _array(form.vector, 1), none, none[:, :, 0]
+    if form.squared:
+        assert form.matrix is not None
+        A, b = _array(form.matrix, 2), q
         with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
             P = np.matmul(np.swapaxes(A, -2, -1), A)
             q = -np.matmul(np.swapaxes(A, -2, -1), b[..., None])[..., 0]
-    elif matrix is not None:
-        P = _array(matrix, 2)
-    return Layout(Quadratics(matrix, vector, squared, P, q, A, b), sets, n, batch.size, dtype)
+    elif form.matrix is not None:
+        P = _array(form.matrix, 2)
+    return Quadratics(form.matrix, form.vector, form.squared, P, q, A, b)
 
 
-def _sets(form: Sequence[Flat | Round], n: int, batch: _Batch) -> Sets | None:
+def _sets(form: Form) -> Sets:
     """Blocks in normal form as arrays."""
-    if isinstance(form[0], Round):
-        _, weight, radius = form[0]
-        if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
-            return None
-        size = np.abs(_array(weight, 1))
+    n, sets = form.n, form.sets
+    if isinstance(sets, Round):
+        size = np.abs(_array(sets.weight, 1))
         wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
-        return Balls(weight, radius, wide, _array(radius, 1))
-    bounds: list[Bounds] = []
-    rows: list[Row] = []
-    blocks, first = [], 0
-    for block in form:
-        if isinstance(block, Round):
-            return None
-        end, tied = first + block.n, len(rows)
-        bounds.append(Bounds(block.lower, block.upper, first, end))
-        if block.weight is not None:
-            rows.append(Row(BUDGET, block.weight, block.radius, first, end))
-        rows += [Row(EQUATION, a, b, first, end) for a, b in block.equations]
-        if len(rows) - tied > 2:
-            return None
-        blocks.append((first, end, ROWS + tied, ROWS + len(rows)))
-        first = end
-    parts = [side for low, high, *_ in bounds for side in (low, high)]
-    parts += [part for row in rows for part in (row.slope, row.total)]
-    if first != n or not all(batch.fits(part, 1) for part in parts):
-        return None
-    own = [len(part) for part in parts if isinstance(part, Tensor) and part.dim() > 1]
-    bodies = np.zeros((max(own, default=1), ROWS + len(rows), n + 2))
-    for low, high, first, end in bounds:
+        return Balls(sets.weight, sets.radius, wide, _array(sets.radius, 1))
+    own = [len(part) for part in sets.tensors if part is not None and part.dim() > 1]
+    bodies = np.zeros((max(own, default=1), ROWS + len(sets.rows), n + 2))
+    for low, high, first, end, _ in sets.bounds:
         bodies[:, LOWER, first:end] = _array(low, 1)
         bodies[:, UPPER, first:end] = _array(high, 1)
-    for line, row in enumerate(rows, start=ROWS):
+    for line, row in enumerate(sets.rows, start=ROWS):
         slope = _array(row.slope, 1)
         bodies[:, line, row.first : row.end] = np.abs(slope) if row.kind == BUDGET else slope
         bodies[:, line, TOTAL] = _array(row.total, 1)[:, 0]
         bodies[:, line, KIND] = row.kind
-    return Polytopes(tuple(bounds), tuple(rows), bodies, np.array(blocks, np.int64))
-
-
-def _tensors(*values: Value) -> tuple[Tensor | None, ...]:
-    """Those that are tensors, None for the others."""
-    return tuple(v if isinstance(v, Tensor) else None for v in values)
+    blocks = [(first, end, ROWS + i, ROWS + j) for *_, first, end, (i, j) in sets.bounds]
+    return Polytopes(sets, bodies, np.array(blocks, np.int64))
 
 
 def _signs(weight: Value) -> Array:
     """Of weights, of which only the size counts; none of NaN."""
     values = _array(weight, 1)
     return (values > 0) * 1.0 - (values < 0)
-
-
-class _Batch:
-    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.size: int | None = None
-
-    def fits(self, tensor: Value | None, rank: int) -> bool:
-        """Whether a tensor is plain and goes with those before it; numbers always do."""
-        if not isinstance(tensor, Tensor):
-            return True
-        if type(tensor) not in (Tensor, Parameter) or tensor.dtype != self.dtype:
-            return False
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return False
-        lead = tensor.dim() - rank
-        if lead < 1:
-            return lead == 0 or rank == 1
-        size = len(tensor)
-        if lead > 1 or size == 0:
-            return False
-        if self.size is None or self.size == 1:
-            self.size = size
-        return size in (1, self.size)
 
 
 def _array(tensor: Value, rank: int) -> Array:

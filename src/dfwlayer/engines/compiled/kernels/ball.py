@@ -9,6 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import (
+    CLEAR,
+    DOUBLE,
+    DOUBTED,
+    LARGEST,
+    LOST,
+    ROUNDING,
+    SMALLEST,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+)
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -23,23 +36,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    holds,
-    own,
-    rounded,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.numbers import holds, own, rounded, symmetric
 
 __all__ = ["adjoint", "search"]
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, DOUBLE, EQUATION, FREE
 from dfwlayer.engines.compiled.kernels.dense import kernel
 from dfwlayer.engines.compiled.kernels.faces import slope
-from dfwlayer.engines.compiled.kernels.numbers import DOUBLE, rounded
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    FREE,
-    KIND,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-)
+from dfwlayer.engines.compiled.kernels.numbers import rounded
+from dfwlayer.engines.compiled.kernels.polytope import KIND, LOWER, ROWS, TOTAL, UPPER
 
 __all__ = ["gap_of", "settle"]
 

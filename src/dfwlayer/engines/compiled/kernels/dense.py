@@ -13,6 +13,8 @@ from zlib import crc32
 import numba
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, SINGULAR
+
 __all__ = [
     "STAMP",
     "add",
@@ -47,8 +49,6 @@ def entry(function: Any) -> Any:
 # Numba looks at the file of a function to see whether what it kept on disk is outdated, not at the
 # files of the functions that it calls; but it does look at the values that a function refers to.
 STAMP = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-
-SINGULAR = 64.0  # units of rounding of the diagonal: a smaller pivot is what rounding left of zero
 
 
 @summing
@@ -134,7 +134,6 @@ def value_and_gradient(P, q, A, b, x, g):
 @summing
 def factor(L, n):
     """The Cholesky factor of the lower triangle of L, in its place; False if it is singular."""
-    eps = np.finfo(np.float64).eps
     for i in range(n):
         whole = L[i, i]
         j = 0
@@ -162,7 +161,7 @@ def factor(L, n):
         pivot = whole
         for k in range(i):
             pivot -= L[i, k] * L[i, k]
-        if not pivot > SINGULAR * eps * whole:
+        if not pivot > SINGULAR * DOUBLE * whole:
             return False
         L[i, i] = np.sqrt(pivot)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, EQUATION, FREE, HIGH, LOW
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -11,18 +12,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     product,
 )
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-)
+from dfwlayer.engines.compiled.kernels.polytope import KIND, LOWER, ROWS, TOTAL, UPPER
 
 __all__ = [
     "FOUND",

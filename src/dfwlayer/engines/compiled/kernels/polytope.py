@@ -15,25 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, FREE, HIGH, LOW, ZERO
 from dfwlayer.engines.compiled.kernels.dense import kernel
 
-__all__ = [
-    "BUDGET",
-    "EQUATION",
-    "FREE",
-    "HIGH",
-    "KIND",
-    "LOW",
-    "LOWER",
-    "ROWS",
-    "TOTAL",
-    "UPPER",
-    "ZERO",
-    "project",
-]
-
-EQUATION, BUDGET = 0.0, 1.0  # kinds of rows
-FREE, LOW, HIGH, ZERO = 0, 1, 2, 3  # where a coordinate is; ZERO is at the kink of |x| in a budget
+__all__ = ["KIND", "LOWER", "ROWS", "TOTAL", "UPPER", "project"]
 
 TRIALS = 100  # most values of a multiplier; about five are needed
 

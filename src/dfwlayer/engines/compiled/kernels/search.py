@@ -15,6 +15,23 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.constants import (
+    BUDGET,
+    CLEAR,
+    DOUBLE,
+    DOUBTED,
+    FREE,
+    LARGEST,
+    LOST,
+    LOW,
+    ROUNDING,
+    SMALLEST,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+    ZERO,
+)
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     copy,
@@ -42,34 +59,8 @@ from dfwlayer.engines.compiled.kernels.faces import (
     slope,
     solve,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    holds,
-    own,
-    symmetric,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-    ZERO,
-    project,
-)
+from dfwlayer.engines.compiled.kernels.numbers import holds, own, symmetric
+from dfwlayer.engines.compiled.kernels.polytope import KIND, LOWER, ROWS, TOTAL, UPPER, project
 
 __all__ = ["adjoint", "search"]
 

@@ -1,0 +1,16 @@
+"""Whole problems inside of one Triton program each: what of a solve that takes."""
+
+from __future__ import annotations
+
+from dfwlayer.engines.base import Arguments, Attempt
+from dfwlayer.engines.compiled.answer import answer
+from dfwlayer.engines.programs.layout import lay_out
+from dfwlayer.methods.base import Settings
+
+__all__ = ["attempt"]
+
+
+def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
+    """Solve what can be solved beyond doubt, None if that is nothing."""
+    layout = lay_out(arguments.objective, arguments.constraint)
+    return None if layout is None else answer(layout, arguments, settings)

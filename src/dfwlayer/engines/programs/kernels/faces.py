@@ -1,0 +1,196 @@
+"""The minimiser of a quadratic function on a face, and whether it is the solution, in one program.
+
+See `dfwlayer.engines.compiled.kernels.faces` and `search`, whose rules these are.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.programs.kernels.blocks import (
+    count,
+    dot,
+    flip,
+    jit,
+    number,
+    product,
+    yes,
+)
+from dfwlayer.engines.programs.kernels.projection import (
+    BUDGET,
+    EQUATION,
+    FREE,
+    LOW,
+    NOTHING,
+    ZERO,
+    slope_of,
+)
+
+__all__ = ["CLEARLY", "DOUBTFUL", "WRONG", "inverse", "invert", "judge", "tie", "tied"]
+
+WRONG, DOUBTFUL, CLEARLY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+_SINGULAR = tl.constexpr(constants.SINGULAR * constants.DOUBLE)
+_NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
+_CLEAR = tl.constexpr(constants.CLEAR)
+
+
+@jit
+def _words(mask, N: tl.constexpr):
+    """A mask as bits, of the first 64 lanes and of the others."""
+    lane = tl.arange(0, N).to(tl.int64)
+    bit = tl.where(mask, tl.full((N,), 1, tl.int64) << (lane & 63), 0)
+    if N <= 64:
+        return tl.sum(bit), tl.full((), 0, tl.int64)
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return tl.sum(tl.where(lane < 64, bit, 0)), tl.sum(tl.where(lane < 64, 0, bit))
+
+
+@jit
+def _has(early, late, k):
+    """Bit k of the two words."""
+    return ((tl.where(k < 64, early, late) >> (k & 63)) & 1) != 0
+
+
+@jit
+def invert(M, free, inverted, diagonal, n, N: tl.constexpr, C: tl.constexpr):
+    """Pivot until the free coordinates are those that are inverted; whether that could be done."""
+    changed, changed_late = _words(free != inverted, N)
+    wanted, wanted_late = _words(free, N)
+    sound = yes()
+    for k in range(n):
+        if sound & _has(changed, changed_late, k):
+            comes = _has(wanted, wanted_late, k)
+            sign = tl.where(comes, 1.0, -1.0).to(tl.float64)
+            M, pivot, whole = flip(M, diagonal, k, sign, N, C)
+            sound = tl.where(comes, pivot > whole * _SINGULAR, pivot < 0)
+    return M, sound
+
+
+@jit
+def inverse(M, z, free, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
+    """P_FF⁻¹ z_F, zero elsewhere."""
+    z = tl.where(free, z, 0.0)
+    if DENSE:
+        return tl.where(free, -product(M, z, N, C), 0.0)
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return z
+
+
+@jit
+def tie(
+    M,
+    free,
+    a,
+    c,
+    x,
+    first,
+    KIND: tl.constexpr,
+    CUT: tl.constexpr,
+    DENSE: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The normals of the rows that hold on a face, P⁻¹ of each, their Schur complement (three
+    numbers), and whether that can be inverted. The signs of a budget are those of x.
+    """
+    zero = tl.zeros_like(x)
+    normal, other = zero, zero
+    if KIND != NOTHING:
+        normal = tl.where(free, slope_of(a, x, KIND), 0.0)
+        if KIND == BUDGET:
+            normal = tl.where(first > 0, normal, 0.0)
+    if CUT:
+        other = tl.where(free, c, 0.0)
+    moved = inverse(M, normal, free, DENSE, N, C) if KIND != NOTHING else zero
+    second = inverse(M, other, free, DENSE, N, C) if CUT else zero
+    one, sound = number(1.0), yes()
+    both, two = number(0.0), number(1.0)
+    held = 0
+    if KIND != NOTHING:
+        one, held = dot(normal, moved), 1
+        if KIND == BUDGET:
+            one, held = tl.where(first > 0, one, 1.0), tl.where(first > 0, 1, 0)
+        sound = one > 0
+    if CUT:
+        both, two = dot(normal, second), dot(other, second)
+        sound = sound & (two > 0) & (one * two - both * both > one * two * _SINGULAR)
+        held += 1
+    sound = sound & (held <= count(free))
+    return normal, other, moved, second, one, both, two, sound
+
+
+@jit
+def tied(z, short, lack, normal, other, moved, second, one, both, two, CUT: tl.constexpr):
+    """From P⁻¹z to the u and ν of P u + Σ ν_j a_j = z with ⟨a_j, u⟩ = c_j."""
+    nu, mu = dot(normal, z) - short, number(0.0)
+    if CUT:
+        rest = dot(other, z) - lack
+        whole = one * two - both * both
+        nu, mu = (two * nu - both * rest) / whole, (one * rest - both * nu) / whole
+    else:
+        nu = nu / one
+    u = z - nu * moved
+    if CUT:
+        u -= mu * second
+    return u, nu, mu
+
+
+@jit
+def judge(
+    q,
+    a,
+    target,
+    c,
+    low,
+    high,
+    places,
+    first,
+    second,
+    x,
+    px,
+    sides,
+    bound,
+    KIND: tl.constexpr,
+    CUT: tl.constexpr,
+):
+    """Whether the minimiser on a face solves the problem."""
+    infinite = float("inf")
+    widest = tl.max(tl.abs(x))
+    noise = tl.max(tl.abs(q)) + bound * widest
+    wrong = count(x != x)
+    doubtful = count(x != x)
+    r, hold = px + q, tl.zeros_like(x)
+    if CUT:
+        noise += tl.abs(second) * tl.max(tl.abs(c))
+        r += second * c
+    if KIND == EQUATION:
+        noise += tl.abs(first) * tl.max(tl.abs(a))
+        r += first * a
+    if KIND == BUDGET:
+        steep = tl.max(a)
+        noise += tl.abs(first) * steep
+        hold = first * a
+    noise *= _NOISE
+    if KIND == BUDGET:
+        total = tl.sum(a * tl.abs(x))
+        holds = first != 0  # it holds; its force has to be one
+        clear = tl.where(holds, noise * _CLEAR, total * _NOISE * _CLEAR)
+        ahead = tl.where(holds, first * steep, target - total)
+        kinked = count((places == ZERO) & (a > 0)) > 0
+        wrong += tl.where((ahead < -clear) | ((first == 0) & kinked), 1, 0)
+        doubtful += tl.where(ahead < clear, 1, 0)
+    size = tl.maximum(widest, tl.where(tl.abs(low) < infinite, tl.abs(low), 0.0))
+    size = tl.maximum(size, tl.where(tl.abs(high) < infinite, tl.abs(high), 0.0))
+    room = tl.minimum(x - low, high - x)
+    room = tl.where(hold > 0, tl.minimum(room, sides * x), room)
+    push = r + hold * sides
+    force = tl.where(places == LOW, push, -push)
+    force = tl.where(places == ZERO, hold - tl.abs(r), force)
+    ahead = tl.where(places == FREE, room, force)
+    clear = tl.where(places == FREE, size * _NOISE * _CLEAR, noise * _CLEAR)
+    fixed = low == high
+    wrong += count((ahead < -clear) & (fixed == 0))
+    doubtful += count(((ahead >= clear) == 0) & (fixed == 0))
+    return tl.where(wrong > 0, WRONG, tl.where(doubtful > 0, DOUBTFUL, CLEARLY))
