@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,26 +14,31 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.region import Round
 from dfwlayer.engines.compiled.answer import Found, Gradients
-from dfwlayer.engines.compiled.form import FlatForm, Form, form_of
+from dfwlayer.engines.compiled.form import Form, form_of
 from dfwlayer.engines.compiled.kernels.constants import BUDGET, SOLVED
 from dfwlayer.engines.programs.kernels import projection, search
-from dfwlayer.engines.programs.launch import Strided, launch, options_of, strided
+from dfwlayer.engines.programs.launch import (
+    FITS,
+    Strided,
+    launch,
+    left_so_far,
+    options_of,
+    strided,
+)
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Layout", "lay_out"]
 
 ENTRIES = 10**5  # of one matrix of least squares, whose square is formed
+RANKS = (2, 1, 1, 1, 1, 0, 1, 0)  # of one problem's matrix, vector, bounds, and two rows
+# eps and the largest number of a dtype, and numbers whose products of three and squares are numbers
+LIMITS = {
+    dtype: {"EPS": torch.finfo(dtype).eps, "MAX": torch.finfo(dtype).max / 4, "LARGEST": largest}
+    for dtype, largest in ((torch.float32, 1e12), (torch.float64, 1e60))
+}
 
-
-class Results(NamedTuple):
-    """What the programs have written of a batch."""
-
-    x: Tensor  # (B, n)
-    values: Tensor  # (2, B): f and the gap
-    codes: Tensor  # (2, B): what became of a problem, and steps
-    places: Tensor  # (B, n)
-    multipliers: Tensor  # (B, 2)
+_seen: dict[torch.device, int] = {}  # how many problems had been left when the host last looked
 
 
 class Quadratics(NamedTuple):
@@ -45,144 +50,143 @@ class Quadratics(NamedTuple):
     b: Strided | None
 
 
+class Rows(NamedTuple):
+    """Bounds, and at most two rows that tie the coordinates together."""
+
+    lower: Strided
+    upper: Strided
+    slope: Strided | None = None
+    total: Strided | None = None
+    normal: Strided | None = None
+    level: Strided | None = None
+
+
+class State(NamedTuple):
+    """What the programs have written of a batch."""
+
+    codes: Tensor  # (2, B): what became of a problem, and steps
+    state: Tensor  # (B, 2n + 2): x, where coordinates are held, and the multipliers
+
+
 @dataclass(frozen=True)
 class Layout:
     """A batch of problems over flat sets."""
 
     form: Form
-    sets: FlatForm
+    tensors: tuple[Tensor | None, ...]
     objective: Quadratics
-    options: dict[str, int]
+    rows: Rows
+    kind: int  # of the first row
+    options: Mapping[str, int]
 
     @property
     def batch(self) -> int | None:
         return self.form.batch
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.form.matrix, self.form.vector, *self.sets.tensors
-
-    def search(self, x0: Tensor | None, settings: Settings) -> Found[Results] | None:
+    def search(self, x0: Tensor | None, settings: Settings) -> Found[State] | None:
         form, like = self.form, self.form.vector
         n, batch = form.n, form.batch or 1
         start = None
         if x0 is not None:
-            if (
-                x0.dim() not in (1, 2)
-                or x0.shape[-1] != n
-                or (x0.dtype, x0.device) != (like.dtype, like.device)
-                or (x0.dim() == 2 and (form.batch is None or len(x0) not in (1, batch)))
-            ):
+            if not _starts(x0, form):
                 return None
             start = strided(x0, 1, like)
-        x = like.new_empty((batch, n))
-        found = Results(
-            torch.empty_like(x),
-            like.new_empty((2, batch)),
-            like.new_empty((2, batch), dtype=torch.int64),
-            like.new_empty((batch, n), dtype=torch.int8),
-            like.new_empty((batch, 2), dtype=torch.float64),
-        )
-        P, q, A, b = self.objective
-        lower, upper, slope, total, normal, level = self._parts()
+        x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
+        codes = like.new_empty((2, batch), dtype=torch.int64)
+        state = like.new_empty((batch, 2 * n + 2), dtype=torch.float64)
+        counter = left_so_far(like.device)
+        before = _seen.get(like.device, 0)
+        (P, q, A, b), rows = self.objective, self.rows
+        inputs = (P, q, *rows, start, A, b)
+        tensors = [None if part is None else part.tensor for part in inputs]
+        widths = (3, 2, 2, 2, 2, 1, 2, 1, 2, 1, 1)
+        strides = [
+            stride
+            for part, width in zip(inputs, widths, strict=True)
+            for stride in ((0,) * width if part is None else part.strides[:width])
+        ]
         m = 0 if A is None else A.tensor.shape[-2]
-        inputs = (P, q, lower, upper, slope, total, normal, level, start, A, b)
-        strides = (
-            *_strides(P, 3),
-            *q.strides,
-            *lower.strides,
-            *upper.strides,
-            *_strides(slope, 2),
-            *_strides(total, 1),
-            *_strides(normal, 2),
-            *_strides(level, 1),
-            *_strides(start, 2),
-            *_strides(A, 1),
-            *_strides(b, 1),
+        most = min(settings.max_steps, FITS - 1)
+        launch(
+            search.search,
+            batch,
+            like,
+            (*tensors, x, values, codes, state, counter),
+            (*strides, n, m, batch, _below(settings.tol), most),
+            self._constants("EPS", "MAX", "LARGEST"),
+            self.options["num_warps"],
         )
-        outputs = (x, *found)
-        limits = n, m, batch, _below(settings.tol), settings.max_steps
-        given = (*map(_tensor, inputs), *outputs, *strides, *limits)
-        launch(search.search, batch, like, given, **self._constants(), **self.options)
-        value, gap = found.values.unbind()
-        status, steps = found.codes.unbind()
-        left = status != SOLVED if bool(status.any()) else None
-        if left is not None and bool(left.all()):
-            return None
-        return Found(x, value, gap, steps, status, left, found)
+        # the only time that the host waits
+        now = _seen[like.device] = int(counter)
+        value, gap = values.unbind()
+        status, steps = codes.unbind()
+        left = status != SOLVED if now != before else None
+        if left is not None:  # another thread may have left some
+            count = int(left.sum())
+            if count == batch:
+                return None
+            left = left if count else None
+        return Found(x, value, gap, steps, status, left, State(codes, state))
 
-    def point(self, found: Found[Results]) -> Tensor:
+    def point(self, found: Found[State]) -> Tensor:
         """As the programs have written it a second time."""
-        return found.state.x
+        return found.state.state[:, : self.form.n].to(self.form.dtype)
 
-    def pullback(self, asked: Sequence[bool], found: Found[Results], v: Tensor) -> Gradients:
-        form, results = self.form, found.state
-        batch, n = results.x.shape
-        outer = asked[0] and form.matrix is not None
-        shared = outer and (form.squared or not _is_own(form.matrix, 2, batch))
-        u = results.x.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
-        wide = [2, 1, *[1, 1], *[1, 0] * len(self.sets.rows)]
+    def pullback(self, asked: Sequence[bool], found: Found[State], v: Tensor) -> Gradients:
+        form, like = self.form, v
+        codes, state = found.state
+        batch, n = v.shape
+        shared = asked[0] and form.matrix is not None and not _is_own(form.matrix, 2, batch)
+        u = like.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
         targets: list[Tensor | None] = []
-        for tensor, wanted, rank in zip(self.tensors, asked, wide, strict=True):
-            if not wanted or tensor is None:
+        for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
+            skipped = (i == 0 and shared) or (i < 2 and form.squared)
+            if not wanted or tensor is None or skipped:
                 targets.append(None)
                 continue
-            own = tensor.shape == (batch, *[n] * rank, *[1] * (rank == 0))
-            dtype = form.dtype if own else torch.float64
-            targets.append(results.x.new_empty((batch, *[n] * rank), dtype=dtype))
-        if shared:
-            targets[0] = None
-        if form.squared:
-            targets[0] = targets[1] = None
-        P = self.objective.P
-        _, _, slope, _, normal, _ = self._parts()
-        given = (
-            *map(_tensor, (P, slope, normal)),
-            results.x,
-            results.codes,
-            results.places,
-            results.multipliers,
-            v,
-            u,
-            *targets,
-            *[None] * (8 - len(targets)),
-            *_strides(P, 3),
-            *_strides(slope, 2),
-            *_strides(normal, 2),
-            *v.stride(),
-            n,
+            shape = (batch, *[n] * RANKS[i])
+            own = tensor.shape[0] == batch and tensor.numel() == math.prod(shape)
+            targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
+        (P, *_), (_, _, slope, _, normal, _) = self.objective, self.rows
+        inputs = (P, slope, normal)
+        tensors = [None if part is None else part.tensor for part in inputs]
+        strides = [
+            stride
+            for part, width in zip(inputs, (3, 2, 2), strict=True)
+            for stride in ((0,) * width if part is None else part.strides[:width])
+        ]
+        missing = [None] * (len(RANKS) - len(targets))
+        launch(
+            search.adjoint,
+            batch,
+            like,
+            (*tensors, codes, state, v, u, *targets, *missing),
+            (*strides, *v.stride(), n),
+            self._constants("MAX"),
+            self.options["num_warps"],
         )
-        launch(search.adjoint, batch, v, given, **self._constants(), **self.options)
-        gradients = [
+        gradients: Gradients = [
             None if target is None or tensor is None else _summed(tensor, target)
             for tensor, target in zip(self.tensors, targets, strict=True)
         ]
         if u is not None:
-            gradients[:2] = _of_objective(form, asked, results, u)
+            x = state[:, :n]
+            if form.squared:
+                gradients[:2] = _of_squares(form, asked, codes, x, u)
+            elif shared:
+                gradients[0] = _of_shared(form, x, u)
         return gradients
 
-    def _parts(self) -> tuple[Any, ...]:
-        """Bounds, and the rows, None for those there are not."""
-        like = self.form.vector
-        (bounds,), rows = self.sets
-        ties: list[Strided | None] = []
-        for row in rows:
-            ties += [strided(row.slope, 1, like), _number(strided(row.total, 1, like))]
-        ties += [None] * (4 - len(ties))
-        return strided(bounds.lower, 1, like), strided(bounds.upper, 1, like), *ties
-
-    def _constants(self) -> dict[str, Any]:
-        info = torch.finfo(self.form.dtype)
-        kind = projection.NOTHING.value
-        if self.sets.rows:
-            budget = self.sets.rows[0].kind == BUDGET
-            kind = projection.BUDGET.value if budget else projection.EQUATION.value
+    def _constants(self, *names: str) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        limits = LIMITS[self.form.dtype]
         return {
-            "KIND": kind,
-            "CUT": len(self.sets.rows) > 1,
+            "KIND": self.kind,
+            "CUT": self.rows.normal is not None,
             "DENSE": self.objective.P is not None,
-            "EPS": info.eps,
-            "MAX": info.max / 4,
+            **{name: limits[name] for name in names},
+            "N": self.options["N"],
+            "C": self.options["C"],
         }
 
 
@@ -191,17 +195,34 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     form = form_of(objective, constraint, _takes)
     if form is None:
         return None
-    sets = form.sets
+    sets, like = form.sets, form.vector
     if isinstance(sets, Round) or len(sets.bounds) > 1:
         return None
     options = options_of(form.n, form.matrix is not None)
     assert options is not None
-    return Layout(form, sets, _objective(form), options)
+    (bounds,), rows = sets
+    ties = [strided(part, 1, like) for row in rows for part in (row.slope, row.total)]
+    both = strided(bounds.lower, 1, like), strided(bounds.upper, 1, like)
+    kind = projection.NOTHING.value
+    if rows:
+        kind = (projection.BUDGET if rows[0].kind == BUDGET else projection.EQUATION).value
+    tensors = form.matrix, form.vector, *sets.tensors
+    return Layout(form, tensors, _objective(form), Rows(*both, *ties), kind, options)
 
 
 def _takes(matrix: Tensor | None, n: int) -> bool:
     small = matrix is None or math.prod(matrix.shape[-2:]) <= ENTRIES
     return small and options_of(n, matrix is not None) is not None
+
+
+def _starts(x0: Tensor, form: Form) -> bool:
+    """Whether x0 is a point of the problems."""
+    like = form.vector
+    if x0.dim() not in (1, 2) or x0.shape[-1] != form.n:
+        return False
+    if (x0.dtype, x0.device) != (like.dtype, like.device):
+        return False
+    return x0.dim() == 1 or (form.batch is not None and len(x0) in (1, form.batch))
 
 
 def _objective(form: Form) -> Quadratics:
@@ -216,19 +237,6 @@ def _objective(form: Form) -> Quadratics:
     return Quadratics(
         strided(P, 2, like), strided(q, 1, like), strided(A, 2, like), strided(b, 1, like)
     )
-
-
-def _tensor(part: Strided | None) -> Tensor | None:
-    return None if part is None else part.tensor
-
-
-def _strides(part: Strided | None, count: int) -> tuple[int, ...]:
-    return (0,) * count if part is None else part.strides[:count]
-
-
-def _number(part: Strided) -> Strided:
-    """Of a total, of which there is one for each problem."""
-    return Strided(part.tensor, part.strides[:1])
 
 
 def _is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
@@ -261,28 +269,28 @@ def _narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(torch.isfinite(narrow), narrow, 0)
 
 
-def _of_objective(
-    form: Form, asked: Sequence[bool], results: Results, u: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients in a matrix that is shared, or in those of least squares."""
-    matrix, vector = form.matrix, form.vector
-    assert matrix is not None
-    x = results.x.double()
-    if not form.squared:
-        total = -0.5 * (u.mT @ x)
-        of_vector = _summed(vector, -u) if asked[1] else None
-        return _narrowed((total + total.mT).reshape(matrix.shape), form.dtype), of_vector
-    # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b; the numbers of what was left may be any
-    A, left = matrix.detach().double(), (results.codes[0] != SOLVED).unsqueeze(-1)
+def _of_shared(form: Form, x: Tensor, u: Tensor) -> Tensor:
+    """The gradient in a P that all problems share."""
+    assert form.matrix is not None
+    total = -0.5 * (u.mT @ x)
+    return _narrowed((total + total.mT).reshape(form.matrix.shape), form.dtype)
+
+
+def _of_squares(
+    form: Form, asked: Sequence[bool], codes: Tensor, x: Tensor, u: Tensor
+) -> Gradients:
+    """Of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b; the numbers of what was left may be any."""
+    assert form.matrix is not None
+    A, left = form.matrix.detach().double(), (codes[0] != SOLVED).unsqueeze(-1)
     moved = torch.where(left, 0, (A @ u.unsqueeze(-1)).squeeze(-1))
     of_matrix = None
     if asked[0]:
-        residual = (A @ x.unsqueeze(-1)).squeeze(-1) - vector.detach().double()
+        residual = (A @ x.unsqueeze(-1)).squeeze(-1) - form.vector.detach().double()
         residual = torch.where(left, 0, residual)
-        if _is_own(matrix, 2, len(u)):
+        if _is_own(form.matrix, 2, len(u)):
             of_matrix = -(moved.unsqueeze(-1) * x.unsqueeze(-2))
             of_matrix -= residual.unsqueeze(-1) * u.unsqueeze(-2)
         else:
             of_matrix = -(moved.mT @ x + residual.mT @ u)
-        of_matrix = _narrowed(of_matrix.reshape(matrix.shape), form.dtype)
-    return of_matrix, _summed(vector, moved) if asked[1] else None
+        of_matrix = _narrowed(of_matrix.reshape(form.matrix.shape), form.dtype)
+    return [of_matrix, _summed(form.vector, moved) if asked[1] else None]

@@ -8,43 +8,38 @@ shuffles, which a block (N, N) would need five of for every row.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants
 
 __all__ = [
-    "RUNTIME",
+    "EPS",
     "across",
     "count",
     "dot",
     "entries",
+    "entry",
     "exact_sum",
     "flip",
     "jit",
-    "loaded",
+    "matrix_of",
     "number",
     "outer_index",
     "product",
     "rounded",
+    "row_sizes",
     "stored",
-    "stored_product",
     "sums",
-    "symmetric_matrix",
     "symmetry_of",
     "yes",
 ]
 
-# other values of these shall not compile a kernel anew
-RUNTIME = ["n", "m", "batch", "most", "tol", "p_row"]
-RUNTIME += [f"{name}_batch" for name in ("p", "q", "v", "a", "rhs", "start", "total", "level")]
-RUNTIME += [f"{name}_batch" for name in ("lower", "upper", "slope", "normal")]
-RUNTIME += [f"{name}_column" for name in ("p", "q", "v", "start")]
-RUNTIME += [f"{name}_column" for name in ("lower", "upper", "slope", "normal")]
-
-_SKEW = tl.constexpr(constants.SKEW)
+EPS = {torch.float32: constants.SINGLE, torch.float64: constants.DOUBLE}
 
 
 def jit(function: Any) -> Any:
@@ -52,10 +47,18 @@ def jit(function: Any) -> Any:
     return triton.jit(function)
 
 
+def entry(function: Any) -> Any:
+    """A kernel, in which nothing of the arguments but their types is compiled."""
+    about = signature(function).parameters.values()
+    return triton.jit(
+        function, do_not_specialize=[a.name for a in about if a.annotation is a.empty]
+    )
+
+
 @jit
-def number(value):
-    """A constant in float64."""
-    return tl.full((), value, tl.float64)
+def number(value, like):
+    """A constant in the dtype of a block."""
+    return tl.full((), value, like.dtype)
 
 
 @jit
@@ -65,15 +68,10 @@ def yes():
 
 
 @jit
-def loaded(pointer, at, cell, other):
-    """Entries in float64."""
-    return tl.load(pointer + at, mask=cell, other=other).to(tl.float64)
-
-
-@jit
-def entries(pointer, b, row, column, lane, cell, other):
+def entries(pointer, b, row, column, lane, cell, other, like):
     """What problem b has of a vector, shared or its own, or of one number for all coordinates."""
-    return loaded(pointer, b * row + lane * column, cell, other)
+    found = tl.load(pointer + b * row + lane * column, mask=cell, other=other)
+    return found.to(like.dtype.element_ty)
 
 
 @jit
@@ -143,58 +141,34 @@ def across(x, N: tl.constexpr, C: tl.constexpr):
 
 @jit
 def product(M, x, N: tl.constexpr, C: tl.constexpr):
-    """M x."""
-    return tl.sum(tl.sum(M * across(x, N, C), axis=0), axis=1)
+    """M x, in the dtype of x."""
+    return tl.sum(tl.sum(M.to(x.dtype) * across(x, N, C), axis=0), axis=1)
 
 
 @jit
 def matrix_of(P, row_stride, column_stride, n, N: tl.constexpr, C: tl.constexpr):
-    """A matrix in memory."""
+    """A matrix in memory, in its dtype."""
     row, column = outer_index(N, C)
-    return loaded(P, row * row_stride + column * column_stride, (row < n) & (column < n), 0.0)
+    at = row * row_stride + column * column_stride
+    return tl.load(P + at, mask=(row < n) & (column < n), other=0.0)
 
 
 @jit
-def _columns(P, row_stride, column_stride, n, first, N: tl.constexpr, C: tl.constexpr):
-    """C columns of a matrix in memory, (N, C)."""
-    row, column = tl.arange(0, N)[:, None], first + tl.arange(0, C)[None, :]
-    return loaded(P, row * row_stride + column * column_stride, (row < n) & (column < n), 0.0)
+def symmetry_of(M, N: tl.constexpr, C: tl.constexpr):
+    """The largest entry of M v − Mᵀv for a fixed v, and the diagonal."""
+    lane = tl.arange(0, N)
+    probe = ((lane * 40503) % 1024).to(tl.float64) / 512 - 1
+    row, column = outer_index(N, C)
+    turned = tl.reshape(tl.sum(M.to(tl.float64) * probe[None, :, None], axis=1), (N,))
+    skew = tl.max(tl.abs(product(M, probe, N, C) - turned))
+    diagonal = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=0), axis=1)
+    return skew, diagonal.to(tl.float64)
 
 
 @jit
-def symmetry_of(P, row_stride, column_stride, n, eps, N: tl.constexpr, C: tl.constexpr):
-    """Whether P is symmetric, whether it is so but for rounding, its diagonal, and Σ_j |P_ij|."""
-    skew, diagonal = tl.zeros((N, C), tl.float64), tl.zeros((N, C), tl.float64)
-    size = tl.zeros((N, C), tl.float64)
-    row, column = tl.arange(0, N)[:, None], tl.arange(0, C)[None, :]
-    for part in range(0, N // C):
-        M = _columns(P, row_stride, column_stride, n, part * C, N, C)
-        T = _columns(P, column_stride, row_stride, n, part * C, N, C)
-        skew = tl.maximum(skew, tl.abs(M - T))
-        size += tl.abs(M)
-        diagonal += tl.where(row == column + part * C, M, 0.0)
-    diagonal = tl.sum(diagonal, axis=1)
-    skewed = tl.max(tl.max(skew, axis=1), axis=0)
-    rounding = eps * tl.sqrt(n.to(tl.float64)) * tl.max(tl.abs(diagonal)) * _SKEW
-    return skewed == 0, skewed <= rounding, diagonal, tl.sum(size, axis=1)
-
-
-@jit
-def symmetric_matrix(P, row_stride, column_stride, n, symmetric, N: tl.constexpr, C: tl.constexpr):
-    """The symmetric part of P."""
-    M = matrix_of(P, row_stride, column_stride, n, N, C)
-    if symmetric == 0:
-        M = 0.5 * (M + matrix_of(P, column_stride, row_stride, n, N, C))
-    return M
-
-
-@jit
-def stored_product(P, row_stride, column_stride, n, symmetric, x, N: tl.constexpr, C: tl.constexpr):
-    """The symmetric part of P times x, with P from memory."""
-    y = product(matrix_of(P, row_stride, column_stride, n, N, C), x, N, C)
-    if symmetric == 0:
-        y = 0.5 * (y + product(matrix_of(P, column_stride, row_stride, n, N, C), x, N, C))
-    return y
+def row_sizes(M):
+    """Σ_j |M_ij|."""
+    return tl.sum(tl.sum(tl.abs(M), axis=0), axis=1).to(tl.float64)
 
 
 @jit
@@ -210,10 +184,10 @@ def flip(M, diagonal, k, sign, N: tl.constexpr, C: tl.constexpr):
     """
     lane = tl.arange(0, N)
     row, column = outer_index(N, C)
-    own = product(M, (lane == k).to(tl.float64), N, C)
+    own = product(M, (lane == k).to(M.dtype), N, C)
     pivot, whole, _ = sums(
         tl.where(lane == k, own, 0.0), tl.where(lane == k, diagonal, 0.0), tl.zeros_like(own)
     )
     own = tl.where(lane == k, -sign, own)
     rest = tl.where((row == k) | (column == k), 0.0, M)
-    return rest - (own / pivot)[None, :, None] * across(own, N, C), pivot, whole
+    return tl.fma((-own / pivot)[None, :, None], across(own, N, C), rest), pivot, whole

@@ -83,7 +83,7 @@ def settle(
         slopes = slope_of(a, sides, KIND)
         for _ in range(3):
             here = _missing(a, target, x, eps, KIND)
-            there = _missing(c, goal, x, eps, EQUATION) if CUT else number(0.0)
+            there = _missing(c, goal, x, eps, EQUATION) if CUT else number(0.0, x)
             if (here != 0) | (there != 0):
                 one, found = _most(tl.abs(a * x), free, N)
                 sound = sound & found
@@ -135,7 +135,7 @@ def gap_of(
     ⟨g, x⟩ + Σ λ_j t_j − min over the bounds of ⟨g, s⟩ + Σ λ_j h_j(s), term by term, so that
     nothing cancels.
     """
-    gap = number(0.0)
+    gap = number(0.0, x)
     r, hold = g, tl.zeros_like(x)
     if KIND != NOTHING:
         first = _bounded(g, a, c, first, second, low, high, KIND, CUT)

@@ -32,6 +32,7 @@ __all__ = ["CLEARLY", "DOUBTFUL", "WRONG", "inverse", "invert", "judge", "tie", 
 WRONG, DOUBTFUL, CLEARLY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 _SINGULAR = tl.constexpr(constants.SINGULAR * constants.DOUBLE)
+_SINGULAR_SINGLE = tl.constexpr(constants.SINGULAR * constants.SINGLE)
 _NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 _CLEAR = tl.constexpr(constants.CLEAR)
 
@@ -59,12 +60,14 @@ def invert(M, free, inverted, diagonal, n, N: tl.constexpr, C: tl.constexpr):
     changed, changed_late = _words(free != inverted, N)
     wanted, wanted_late = _words(free, N)
     sound = yes()
+    diagonal = diagonal.to(M.dtype)
+    singular = number(_SINGULAR if M.dtype == tl.float64 else _SINGULAR_SINGLE, M)
     for k in range(n):
         if sound & _has(changed, changed_late, k):
             comes = _has(wanted, wanted_late, k)
-            sign = tl.where(comes, 1.0, -1.0).to(tl.float64)
+            sign = tl.where(comes, 1.0, -1.0).to(M.dtype)
             M, pivot, whole = flip(M, diagonal, k, sign, N, C)
-            sound = tl.where(comes, pivot > whole * _SINGULAR, pivot < 0)
+            sound = tl.where(comes, pivot > whole * singular, pivot < 0)
     return M, sound
 
 
@@ -73,7 +76,7 @@ def inverse(M, z, free, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
     """P_FF⁻¹ z_F, zero elsewhere."""
     z = tl.where(free, z, 0.0)
     if DENSE:
-        return tl.where(free, -product(M, z, N, C), 0.0)
+        return tl.where(free, -product(M, z.to(M.dtype), N, C).to(tl.float64), 0.0)
     else:  # noqa: RET505 (Triton compiles one branch or the other)
         return z
 
@@ -105,8 +108,8 @@ def tie(
         other = tl.where(free, c, 0.0)
     moved = inverse(M, normal, free, DENSE, N, C) if KIND != NOTHING else zero
     second = inverse(M, other, free, DENSE, N, C) if CUT else zero
-    one, sound = number(1.0), yes()
-    both, two = number(0.0), number(1.0)
+    one, sound = number(1.0, x), yes()
+    both, two = number(0.0, x), number(1.0, x)
     held = 0
     if KIND != NOTHING:
         one, held = dot(normal, moved), 1
@@ -124,7 +127,7 @@ def tie(
 @jit
 def tied(z, short, lack, normal, other, moved, second, one, both, two, CUT: tl.constexpr):
     """From P⁻¹z to the u and ν of P u + Σ ν_j a_j = z with ⟨a_j, u⟩ = c_j."""
-    nu, mu = dot(normal, z) - short, number(0.0)
+    nu, mu = dot(normal, z) - short, number(0.0, z)
     if CUT:
         rest = dot(other, z) - lack
         whole = one * two - both * both
@@ -155,7 +158,7 @@ def judge(
     KIND: tl.constexpr,
     CUT: tl.constexpr,
 ):
-    """Whether the minimiser on a face solves the problem."""
+    """Whether the minimiser on a face solves the problem, and whether it is one."""
     infinite = float("inf")
     widest = tl.max(tl.abs(x))
     noise = tl.max(tl.abs(q)) + bound * widest
@@ -193,4 +196,6 @@ def judge(
     fixed = low == high
     wrong += count((ahead < -clear) & (fixed == 0))
     doubtful += count(((ahead >= clear) == 0) & (fixed == 0))
-    return tl.where(wrong > 0, WRONG, tl.where(doubtful > 0, DOUBTFUL, CLEARLY))
+    still = tl.max(tl.where((places == FREE) & (fixed == 0), tl.abs(push), 0.0)) <= noise * _CLEAR
+    verdict = tl.where(wrong > 0, WRONG, tl.where(doubtful > 0, DOUBTFUL, CLEARLY))
+    return verdict, still

@@ -24,7 +24,6 @@ FREE, LOW = tl.constexpr(constants.FREE), tl.constexpr(constants.LOW)
 HIGH, ZERO = tl.constexpr(constants.HIGH), tl.constexpr(constants.ZERO)
 
 _TRIALS = tl.constexpr(100)  # most values of a multiplier; about five are needed
-_EPS = tl.constexpr(constants.DOUBLE)
 
 
 @jit
@@ -61,7 +60,7 @@ def _next_bend(at, z, a, low, high, up, KIND: tl.constexpr):
     else:
         one, two = (z - low) / steep, (z - high) / steep
     infinite = float("inf")
-    towards = tl.where(up, 1.0, -1.0).to(tl.float64)
+    towards = tl.where(up, 1.0, -1.0).to(z.dtype)
     one, two = (one - at) * towards, (two - at) * towards
     one = tl.where((a != 0) & (one > 0) & (one < infinite), one, infinite)
     two = tl.where((a != 0) & (two > 0) & (two < infinite), two, infinite)
@@ -70,15 +69,17 @@ def _next_bend(at, z, a, low, high, up, KIND: tl.constexpr):
 
 
 @jit
-def _meet(start, z, a, target, low, high, lanes, KIND: tl.constexpr):
-    """The multiplier for which the first row holds, NaN if there is none; x for it."""
-    close = (2 + 0.25 * lanes) * _EPS  # rounding of the sum
-    least, most = number(float("-inf")), number(float("inf"))
-    at = number(0.0) if KIND == BUDGET else start
+def _meet(start, z, a, target, low, high, close, KIND: tl.constexpr):
+    """The multiplier for which the first row holds, NaN if there is none; x for it.
+
+    The start is a guess; that of a budget is not negative.
+    """
+    least, most = number(float("-inf"), z), number(float("inf"), z)
+    at = start
     x, total, slope, size = _walk(at, z, a, low, high, KIND)
-    going = tl.abs(total - target) > close * (size + tl.abs(target))
-    if KIND == BUDGET:
-        going = going & (total > target)
+    going = (tl.abs(total - target) <= close * (size + tl.abs(target))) == 0
+    if KIND == BUDGET:  # it may not hold
+        going = going & ((at > 0) | (total > target))
     trial = 0
     while going:
         excess = total - target
@@ -87,34 +88,40 @@ def _meet(start, z, a, target, low, high, lanes, KIND: tl.constexpr):
         new = at + excess / tl.where(slope > 0, slope, 1.0)
         if slope <= 0:
             new = _next_bend(at, z, a, low, high, excess > 0, KIND)
+            if KIND == BUDGET:
+                new = tl.where(excess > 0, new, 0.0)
         lost = new != new
+        if KIND == BUDGET:
+            new = tl.maximum(new, 0.0)
         same = new == at
         outside = (new <= least) | (new >= most)
         # finite, as no step goes beyond an end that is not there
         new = tl.where(outside, 0.5 * (least + most), new)
-        same = same | (outside & ((new <= least) | (new >= most) | (new != new)))
+        same = same | (outside & (((least < new) & (new < most)) == 0))
         trial += 1
         lost = lost | (trial > _TRIALS)
         at = tl.where(lost, float("nan"), tl.where(same, at, new))
         going = (same | lost) == 0
         if going:
             x, total, slope, size = _walk(at, z, a, low, high, KIND)
-            going = tl.abs(total - target) > close * (size + tl.abs(target))
+            going = (tl.abs(total - target) <= close * (size + tl.abs(target))) == 0
+            if KIND == BUDGET:
+                going = going & ((at > 0) | (total > target))
     return at, x
 
 
 @jit
-def _meet_both(inner, outer, z, a, target, c, goal, low, high, lanes, KIND: tl.constexpr):
+def _meet_both(inner, outer, z, a, target, c, goal, low, high, close, KIND: tl.constexpr):
     """The multipliers of two rows, the second an equation, NaN where there are none; x for them."""
-    close = (4 + 0.5 * lanes) * _EPS
-    least, most, reach = number(float("-inf")), number(float("inf")), number(1.0)
+    least, most, reach = number(float("-inf"), z), number(float("inf"), z), number(1.0, z)
     at = outer
-    widest = tl.maximum(tl.max(tl.abs(c)), 1e-300)
+    widest = tl.max(tl.abs(c))
+    widest = tl.where(widest > 0, widest, 1.0)
     x = z
     going = yes()
     trial = 0
     while going:
-        inner, x = _meet(inner, z - at * c, a, target, low, high, lanes, KIND)
+        inner, x = _meet(inner, z - at * c, a, target, low, high, close, KIND)
         inside = (low < x) & (x < high)
         s = a
         if KIND == BUDGET:
@@ -129,10 +136,10 @@ def _meet_both(inner, outer, z, a, target, c, goal, low, high, lanes, KIND: tl.c
             ties = ties & (inner > 0)
         slope = own - tl.where(ties, mixed * mixed / tl.where(ties, other, 1.0), 0.0)
         excess = total - goal
-        met = tl.abs(excess) <= close * (size + tl.abs(goal))
+        met = tl.abs(excess) <= 2 * close * (size + tl.abs(goal))
         least = tl.where(excess > 0, at, least)
         most = tl.where(excess > 0, most, at)
-        steep = slope > 1e-10 * own
+        steep = slope > 1e-4 * own
         jump = tl.where(excess > 0, reach, -reach) / widest
         new = at + tl.where(steep, excess / tl.where(steep, slope, 1.0), jump)
         reach = tl.where(steep, reach, 4 * reach)
@@ -149,18 +156,19 @@ def _meet_both(inner, outer, z, a, target, c, goal, low, high, lanes, KIND: tl.c
 
 @jit
 def project(
-    z, first, second, a, target, c, goal, low, high, lanes, KIND: tl.constexpr, CUT: tl.constexpr
+    z, first, second, a, target, c, goal, low, high, close, KIND: tl.constexpr, CUT: tl.constexpr
 ):
     """The point next to z, the multipliers of the rows, and where coordinates are held.
 
     The multipliers that are given are a guess; NaN among those that are found means there are none.
+    ``close`` is the rounding of a sum of n terms.
     """
     if KIND == NOTHING:
         x = tl.minimum(tl.maximum(z, low), high)
     elif CUT:
-        first, second, x = _meet_both(first, second, z, a, target, c, goal, low, high, lanes, KIND)
+        first, second, x = _meet_both(first, second, z, a, target, c, goal, low, high, close, KIND)
     else:
-        first, x = _meet(first, z, a, target, low, high, lanes, KIND)
+        first, x = _meet(first, z, a, target, low, high, close, KIND)
     y = z - second * c if CUT else z
     kinked = y != y
     if KIND == EQUATION:

@@ -8,25 +8,23 @@ changes, the inverse changes by as many pivots as coordinates have come and gone
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels.blocks import (
-    RUNTIME,
     across,
     count,
     dot,
     entries,
+    entry,
     jit,
-    loaded,
+    matrix_of,
     number,
     outer_index,
     product,
+    row_sizes,
     stored,
-    stored_product,
     sums,
-    symmetric_matrix,
     symmetry_of,
     yes,
 )
@@ -55,8 +53,8 @@ __all__ = ["adjoint", "search"]
 SOLVED, UNFIT = tl.constexpr(constants.SOLVED), tl.constexpr(constants.UNFIT)
 LOST, DOUBTED = tl.constexpr(constants.LOST), tl.constexpr(constants.DOUBTED)
 UNSETTLED, UNPROVEN = tl.constexpr(constants.UNSETTLED), tl.constexpr(constants.UNPROVEN)
-LARGEST, SMALLEST = tl.constexpr(constants.LARGEST), tl.constexpr(constants.SMALLEST)
 
+SKEW = tl.constexpr(constants.SKEW)
 LONGEST = tl.constexpr(480)  # steps
 BLOCK = tl.constexpr(12)  # most spectral steps before a face is tried
 SETTLED = tl.constexpr(2)  # steps without a change of the face, after which it is tried
@@ -65,26 +63,18 @@ START, STEP, RETURN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what 
 
 
 @jit
-def _times(
-    M,
-    P,
-    p_row,
-    p_column,
-    n,
-    symmetric,
-    x,
-    DENSE: tl.constexpr,
-    KEEP: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    """P x, by the block M that it is in or from memory."""
-    if not DENSE:
-        return x
-    elif KEEP:  # noqa: RET505 (Triton compiles one branch or the other)
+def _times(M, x, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
+    """P x."""
+    if DENSE:
         return product(M, x, N, C)
-    else:
-        return stored_product(P, p_row, p_column, n, symmetric, x, N, C)
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return x
+
+
+@jit
+def _again(M, fresh):
+    """M, which the compiler shall not keep in float64: a finite number times zero is added."""
+    return M + (fresh * 0).to(M.dtype)
 
 
 @jit
@@ -95,12 +85,7 @@ def _sign(x):
 @jit
 def _minimise(
     M,
-    matrix,
     P,
-    p_row,
-    p_column,
-    n,
-    symmetric,
     q,
     free,
     places,
@@ -112,10 +97,10 @@ def _minimise(
     high,
     sides,
     first,
+    PASSES: tl.constexpr,
     KIND: tl.constexpr,
     CUT: tl.constexpr,
     DENSE: tl.constexpr,
-    KEEP: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -130,11 +115,11 @@ def _minimise(
     slopes = slope_of(a, sides, KIND)
     holds = (first > 0) if KIND == BUDGET else yes()
     x = tl.where(places == LOW, low, tl.where(places == HIGH, high, 0.0))
-    found, cut = number(0.0), number(0.0)
-    px = _times(matrix, P, p_row, p_column, n, symmetric, x, DENSE, KEEP, N, C)
-    for _ in range(2):  # the second time for the rounding of the first
+    found, cut = number(0.0, x), number(0.0, x)
+    px = _times(P, x, DENSE, N, C)
+    for _ in range(PASSES):  # after the first one for the rounding of the last
         z = inverse(M, -(px + q + found * normal + cut * other), free, DENSE, N, C)
-        short, lack = number(0.0), number(0.0)
+        short, lack = number(0.0, x), number(0.0, x)
         if KIND != NOTHING:
             short = tl.where(holds, target - dot(slopes, x), 0.0)
         if CUT:
@@ -143,13 +128,26 @@ def _minimise(
         x += u
         found += nu
         cut += mu
-        px = _times(matrix, P, p_row, p_column, n, symmetric, x, DENSE, KEEP, N, C)
+        px = _times(_again(P, found), x, DENSE, N, C)
     return x, px, tl.where(holds, found, 0.0), cut, sound
 
 
 @jit
-def _fit(q, x, a, target, c, goal, low, high, KIND: tl.constexpr, CUT: tl.constexpr):
+def _fit(
+    q,
+    x,
+    a,
+    target,
+    c,
+    goal,
+    low,
+    high,
+    LARGEST: tl.constexpr,
+    KIND: tl.constexpr,
+    CUT: tl.constexpr,
+):
     """Whether all numbers are such that this code may be used on them."""
+    SMALLEST: tl.constexpr = 1 / LARGEST
     infinite = float("inf")
     below, above = tl.abs(low), tl.abs(high)
     sound = (tl.abs(q) < LARGEST) & (tl.abs(x) < LARGEST) & (low <= high)
@@ -175,8 +173,8 @@ def _fit(q, x, a, target, c, goal, low, high, KIND: tl.constexpr, CUT: tl.conste
 
 def _search(
     P,  # (·, n, n), with three strides
-    q,  # (·, n), with its stride, as all that follows
-    lower,  # a number, (n,) or (·, n), with two strides
+    q,  # (·, n), with two
+    lower,  # a number, (n,) or (·, n), with two
     upper,
     slope,  # w or a, likewise
     total,  # t or b, (·), with one
@@ -186,11 +184,10 @@ def _search(
     A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
     rhs,  # b (·, m)
     x_out,  # (B, n), and what follows is where the results go
-    own_out,  # (B, n), x once more
     values,  # (2, B): f and the gap
     codes,  # (2, B): what became of it, and steps
-    places_out,  # (B, n)
-    multipliers,  # (B, 2)
+    state,  # (B, 2n + 2): x, where coordinates are held, two multipliers
+    left,  # (1,), one is added for each problem that is left to others
     p_batch,
     p_row,
     p_column,
@@ -220,53 +217,59 @@ def _search(
     DENSE: tl.constexpr,
     EPS: tl.constexpr,
     MAX: tl.constexpr,
-    KEEP: tl.constexpr,
+    LARGEST: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, N)
     cell = lane < n
-    linear = loaded(q, b * q_batch + lane * q_column, cell, 0.0)
-    low = entries(lower, b, lower_batch, lower_column, lane, cell, 0.0)
-    high = entries(upper, b, upper_batch, upper_column, lane, cell, 0.0)
-    blank = tl.zeros((N,), tl.float64)
-    a, c, target, goal = blank, blank, number(0.0), number(0.0)
+    # steps are taken in the dtype of the data, everything else in float64
+    blank = tl.zeros((N,), x_out.dtype.element_ty)
+    wide = tl.zeros((N,), tl.float64)
+    exact = entries(q, b, q_batch, q_column, lane, cell, 0.0, q)
+    linear = exact.to(blank.dtype)
+    low = entries(lower, b, lower_batch, lower_column, lane, cell, 0.0, x_out)
+    high = entries(upper, b, upper_batch, upper_column, lane, cell, 0.0, x_out)
+    zero = number(0.0, blank)
+    a, c, target, goal = blank, blank, zero, zero
     if KIND != NOTHING:
-        a = entries(slope, b, slope_batch, slope_column, lane, cell, 0.0)
+        a = entries(slope, b, slope_batch, slope_column, lane, cell, 0.0, x_out)
         if KIND == BUDGET:
             a = tl.abs(a)
-        target = tl.load(total + b * total_batch).to(tl.float64)
+        target = tl.load(total + b * total_batch).to(blank.dtype)
     if CUT:
-        c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0)
-        goal = tl.load(level + b * level_batch).to(tl.float64)
+        c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0, x_out)
+        goal = tl.load(level + b * level_batch).to(blank.dtype)
     z = blank
     usable = yes()
     if start is not None:
-        z = loaded(start, b * start_batch + lane * start_column, cell, 0.0)
+        z = entries(start, b, start_batch, start_column, lane, cell, 0.0, x_out)
         # the last solution of a problem that was bad then; one start for all has to be a point
         finite = count((z - z) == 0) == N
         usable = finite | (start_batch != 0)
         z = tl.where(finite, z, 0.0)
-    fit = usable & _fit(linear, z, a, target, c, goal, low, high, KIND, CUT)
-    bound, M, diagonal, matrix, symmetric = number(1.0), blank, blank, blank, yes()
+    fit = usable & _fit(linear, z, a, target, c, goal, low, high, LARGEST, KIND, CUT)
+    limit, M, diagonal, matrix = number(1.0, wide), blank, wide, blank
     if DENSE:
-        P += b * p_batch
-        symmetric, nearly, diagonal, size = symmetry_of(P, p_row, p_column, n, number(EPS), N, C)
-        bound = tl.max(size)
-        fit = fit & nearly & (count(size < LARGEST) == N)
-        fit = fit & (bound > SMALLEST) & (tl.max(diagonal) > 0)
-        if KEEP:
-            matrix = symmetric_matrix(P, p_row, p_column, n, symmetric, N, C)
-        M = matrix
+        matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
+        skew, diagonal = symmetry_of(matrix, N, C)
+        size = row_sizes(matrix)
+        limit = tl.max(size)
+        level_of_skew = tl.sqrt(n.to(tl.float64)) * tl.max(tl.abs(diagonal)) * (SKEW * EPS)
+        fit = fit & (skew <= level_of_skew) & (count(size < LARGEST) == N)
+        fit = fit & (limit > 1 / LARGEST) & (tl.max(diagonal) > 0)
+        M = matrix.to(tl.float64 if N <= 64 else tl.float32)
 
     steps = 0
-    x, px, best, sides = z, blank, blank, blank
+    bound = limit.to(blank.dtype)
+    x, px, sides, best = z, blank, blank, wide
     places = tl.zeros((N,), tl.int32)
     inverted = places != 0
-    first, second = number(0.0), number(0.0)
-    guess, other = number(0.0), number(0.0)
-    alpha = 1.0 / bound
+    first, second = number(0.0, wide), number(0.0, wide)
+    guess, other = zero, zero
+    close = (n.to(blank.dtype) * 0.25 + 2) * EPS
+    alpha = 1 / bound
     kind = tl.full((), START if DENSE else STEP, tl.int32)
     if not DENSE:  # one gradient step is all it takes, from anywhere
         x, z = blank, -linear
@@ -275,26 +278,21 @@ def _search(
     code = tl.where(fit, LOST, UNFIT)
     while going:
         # a trial: the start, a gradient step, or the minimiser on the last face, projected
-        lanes = n.to(tl.float64)
         y, guess, other, held = project(
-            z, guess, other, a, target, c, goal, low, high, lanes, KIND, CUT
+            z, guess, other, a, target, c, goal, low, high, close, KIND, CUT
         )
-        # nothing, but not to the compiler, which would keep the addresses of all entries otherwise
-        row = p_row + tl.where(steps > LONGEST, 1, 0)
-        py = _times(matrix, P, row, p_column, n, symmetric, y, DENSE, KEEP, N, C)
+        py = _times(matrix, y, DENSE, N, C)
         d = y - x
         fall, bend, square = sums(-d * (px + linear), d * (py - px), d * d)
         same = tl.where((kind == RETURN) | (count(held != places) > 0), 0, same + 1)
         places = held
         step = alpha
-        length = tl.where(bend > 0, tl.minimum(fall / tl.where(bend > 0, bend, 1.0), 1.0), 1.0)
+        curved = tl.where(bend > 0, bend, 1.0)
+        length = tl.where(bend > 0, tl.minimum(fall / curved, 1.0), 1.0)
         length = tl.where(fall > 0, length, 0.0)
         length = tl.where(kind == START, 1.0, length)
-        spectral = (kind == STEP) & (fall > 0) & (bend > 0)
-        new = tl.minimum(
-            tl.maximum(square / tl.where(bend > 0, bend, 1.0), 0.01 / bound), 1e8 / bound
-        )
-        alpha = tl.where(spectral, new, alpha)
+        new = tl.minimum(tl.maximum(square / curved, 0.01 / bound), 1e8 / bound)
+        alpha = tl.where((kind == STEP) & (fall > 0) & (bend > 0), new, alpha)
         x += length * d
         px += length * (py - px)
         steps += tl.where(kind == START, 0, 1)
@@ -309,101 +307,86 @@ def _search(
         if trying & (lost == 0):
             # the face of the last gradient step, whose multipliers are those of f times its length
             sides = y
-            first, second = guess / step, other / step
             free = places == FREE
             steps += 1 if DENSE else 0
             tried, same = 0, 0
+            first, second = guess.to(tl.float64), other.to(tl.float64)
             sound = yes()
-            T = M
             if DENSE:
-                if not KEEP:
-                    T = symmetric_matrix(P, row, p_column, n, symmetric, N, C)
-                T, sound = invert(T, free, inverted, diagonal, n, N, C)
-                if KEEP:
-                    M, inverted = T, free
+                M, sound = invert(M, free, inverted, diagonal, n, N, C)
+                inverted = free
             if sound:
+                W: tl.constexpr = tl.float64
+                signs = _sign(sides).to(W)
+                f, r, s = exact.to(W), a.to(W), c.to(W)
+                t, e, lo, hi = target.to(W), goal.to(W), low.to(W), high.to(W)
                 best, pb, first, second, sound = _minimise(
-                    T,
+                    M,
                     matrix,
-                    P,
-                    row,
-                    p_column,
-                    n,
-                    symmetric,
-                    linear,
+                    f,
                     free,
                     places,
-                    a,
-                    target,
-                    c,
-                    goal,
-                    low,
-                    high,
-                    sides,
+                    r,
+                    t,
+                    s,
+                    e,
+                    lo,
+                    hi,
+                    signs,
                     first,
+                    2 if N <= 64 else 5,
                     KIND,
                     CUT,
                     DENSE,
-                    KEEP,
                     N,
                     C,
                 )
-                signs = _sign(sides)
-                verdict = judge(
-                    linear,
-                    a,
-                    target,
-                    c,
-                    low,
-                    high,
-                    places,
-                    first,
-                    second,
-                    best,
-                    pb,
-                    signs,
-                    bound,
-                    KIND,
-                    CUT,
+                verdict, still = judge(
+                    f, r, t, s, lo, hi, places, first, second, best, pb, signs, limit, KIND, CUT
                 )
+                sound = sound & still
                 if sound:
                     going = verdict == WRONG
                     code = tl.where(going, LOST, tl.where(verdict == CLEARLY, SOLVED, DOUBTED))
                     kind = tl.full((), RETURN, tl.int32)
-            elif KEEP:
-                M, inverted = matrix, lane < 0  # what it has become is of no use
+            elif DENSE:
+                M, inverted = matrix.to(M.dtype), lane < 0  # what it has become is of no use
             failed += tl.where(sound, 0, 1)
             lost = failed > FAILURES
-            guess, other = number(0.0), number(0.0)
         over = (steps > most) | (steps > LONGEST)
         code = tl.where(over, LOST, code)
         going = going & (lost == 0) & (over == 0)
-        z = tl.where(kind == RETURN, best, x - alpha * (px + linear))
-        if kind != STEP:
-            guess, other = number(0.0), number(0.0)
+        back = kind == RETURN
+        z = tl.where(back, best.to(blank.dtype), x - alpha * (px + linear))
+        # the multipliers of a projection grow with the length of the step
+        guess = tl.where(back, 0.0, guess * (alpha / step))
+        other = tl.where(back, 0.0, other * (alpha / step))
 
-    value, gap = number(0.0), number(0.0)
+    value, gap = number(0.0, wide), number(0.0, wide)
     if code == SOLVED:
-        eps = number(EPS)
-        best, settled = settle(
-            x_out, places, best, a, target, c, goal, low, high, eps, KIND, CUT, N
-        )
+        W: tl.constexpr = tl.float64
+        r, s, lo, hi = a.to(W), c.to(W), low.to(W), high.to(W)
+        t, e = target.to(W), goal.to(W)
+        best, settled = settle(x_out, places, best, r, t, s, e, lo, hi, EPS, KIND, CUT, N)
         if A is not None:
             value, g = _squares(A + b * a_batch, rhs + b * rhs_batch, best, n, m, N)
         else:
-            g = _times(matrix, P, p_row, p_column, n, symmetric, best, DENSE, KEEP, N, C)
-            value = dot(best, 0.5 * g + linear)
-            g += linear
-        gap = gap_of(best, g, a, target, c, goal, first, second, low, high, KIND, CUT)
+            g = _times(_again(matrix, first), best, DENSE, N, C)
+            value = dot(best, 0.5 * g + exact.to(W))
+            g += exact.to(W)
+        gap = gap_of(best, g, r, t, s, e, first, second, lo, hi, KIND, CUT)
         proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
         code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
     answered = code == SOLVED
+    if code != SOLVED:
+        tl.atomic_add(left, 1)
     best = tl.where(answered, best, 0.0)
     stored(x_out, b * n + lane, best, cell)
-    stored(own_out, b * n + lane, best, cell)
-    tl.store(places_out + b * n + lane, places.to(tl.int8), mask=cell)
-    tl.store(multipliers + 2 * b, tl.where(answered, first, 0.0))
-    tl.store(multipliers + 2 * b + 1, tl.where(answered, second, 0.0))
+    state += b * (2 * n + 2)
+    tl.store(state + lane, best, mask=cell)
+    tl.store(state + n + lane, places.to(tl.float64), mask=cell)
+    tl.store(state + 2 * n, tl.where(answered, first, 0.0))
+    tl.store(state + 2 * n + 1, tl.where(answered, second, 0.0))
     tl.store(codes + b, code)
     tl.store(codes + batch + b, steps)
     tl.store(values + b, value)
@@ -416,12 +399,13 @@ def _squares(A, rhs, x, n, m, N: tl.constexpr):
     """½ ‖Ax − b‖² and its gradient, a few rows at a time."""
     ROWS: tl.constexpr = 8
     lane = tl.arange(0, N)[None, :]
-    total, g = number(0.0), tl.zeros_like(x)
+    total, g = number(0.0, x), tl.zeros_like(x)
     for j in range(0, m, ROWS):
         row = j + tl.arange(0, ROWS)[:, None]
-        block = loaded(A, row * n + lane, (row < m) & (lane < n), 0.0)
+        block = tl.load(A + row * n + lane, mask=(row < m) & (lane < n), other=0.0).to(x.dtype)
         here = tl.arange(0, ROWS) + j
-        r = tl.sum(block * x[None, :], axis=1) - loaded(rhs, here, here < m, 0.0)
+        r = tl.sum(block * x[None, :], axis=1)
+        r -= tl.load(rhs + here, mask=here < m, other=0.0).to(x.dtype)
         total += 0.5 * tl.sum(r * r)
         g += tl.sum(block * r[:, None], axis=0)
     return total, g
@@ -431,10 +415,8 @@ def _adjoint(
     P,
     slope,
     normal,
-    x_in,  # (B, n)
     codes,  # (2, B)
-    places_in,  # (B, n)
-    multipliers,  # (B, 2)
+    state,  # (B, 2n + 2)
     v_in,  # (B, n), the gradient that arrives
     u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
     to_matrix,  # (B, n, n)
@@ -458,9 +440,7 @@ def _adjoint(
     KIND: tl.constexpr,
     CUT: tl.constexpr,
     DENSE: tl.constexpr,
-    EPS: tl.constexpr,
     MAX: tl.constexpr,
-    KEEP: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -469,46 +449,55 @@ def _adjoint(
     lane = tl.arange(0, N)
     cell = lane < n
     at = b * n + lane
-    v = loaded(v_in, b * v_batch + lane * v_column, cell, 0.0)
-    x = loaded(x_in, at, cell, 0.0)
-    places = tl.load(places_in + at, mask=cell, other=LOW).to(tl.int32)
-    first, second = tl.load(multipliers + 2 * b), tl.load(multipliers + 2 * b + 1)
+    state += b * (2 * n + 2)
+    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
+    x = tl.load(state + lane, mask=cell, other=0.0)
+    places = tl.load(state + n + lane, mask=cell, other=LOW).to(tl.int32)
+    first, second = tl.load(state + 2 * n), tl.load(state + 2 * n + 1)
     answered = (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
+    zero = number(0.0, x)
     blank = tl.zeros((N,), tl.float64)
-    u, rest, signed, c, nu, mu = blank, blank, blank, blank, number(0.0), number(0.0)
+    u, rest, signed, c, nu, mu = blank, blank, blank, blank, zero, zero
     if KIND != NOTHING:
-        signed = entries(slope, b, slope_batch, slope_column, lane, cell, 0.0)
+        signed = entries(slope, b, slope_batch, slope_column, lane, cell, 0.0, state)
+        # as the search has read it
+        signed = signed.to(v_in.dtype.element_ty).to(tl.float64)
     if CUT:
-        c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0)
+        c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0, state)
     if answered:
         a = tl.abs(signed) if KIND == BUDGET else signed
         free = (places == FREE) & cell
-        M, matrix, symmetric, sound = blank, blank, yes(), yes()
+        M, matrix, sound = blank, blank, yes()
         if DENSE:
-            P += b * p_batch
-            symmetric, _, diagonal, _ = symmetry_of(P, p_row, p_column, n, number(EPS), N, C)
-            M = symmetric_matrix(P, p_row, p_column, n, symmetric, N, C)
-            matrix = M if KEEP else blank
+            matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
+            M = matrix.to(tl.float64 if N <= 64 else tl.float32)
+            row, column = outer_index(N, C)
+            diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
             M, sound = invert(M, free, lane < 0, diagonal, n, N, C)
         own, other, moved, also, one, both, two, tight = tie(
             M, free, a, c, x, first, KIND, CUT, DENSE, N, C
         )
-        z = inverse(M, v, free, DENSE, N, C)
-        zero = number(0.0)
-        u, nu, mu = tied(z, zero, zero, own, other, moved, also, one, both, two, CUT)
+        rest = v
+        for _ in range(1 if N <= 64 or not DENSE else 4):
+            z = inverse(M, rest, free, DENSE, N, C)
+            short, lack = dot(own, u), dot(other, u)
+            more, by, along = tied(z, -short, -lack, own, other, moved, also, one, both, two, CUT)
+            u += more
+            nu += by
+            mu += along
+            rest = v - _times(_again(matrix, nu), u, DENSE, N, C) - nu * own - mu * other
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
         good = sound & tight & (size < MAX)
         u = tl.where(good, u, 0.0)
         nu, mu = tl.where(good, nu, 0.0), tl.where(good, mu, 0.0)
-        pu = _times(matrix, P, p_row, p_column, n, symmetric, u, DENSE, KEEP, N, C)
-        rest = v - pu - mu * c
         if KIND == BUDGET:
-            holds = tl.where(first > 0, nu, 0.0)
-            rest -= holds * slope_of(a, x, KIND)
-            nu = holds
-        elif KIND != NOTHING:
-            rest -= nu * a
+            nu = tl.where(first > 0, nu, 0.0)
+        # what is left is told by the bounds, whose normals the rows meet as well
+        if KIND != NOTHING:
+            rest -= nu * (slope_of(a, x, KIND) - own)
+        if CUT:
+            rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
     if u_out is not None:
         stored(u_out, at, u, cell)
@@ -537,5 +526,4 @@ def _adjoint(
         stored(to_level, b, mu, b >= 0)
 
 
-search = triton.jit(_search, do_not_specialize=RUNTIME)
-adjoint = triton.jit(_adjoint, do_not_specialize=RUNTIME)
+search, adjoint = entry(_search), entry(_adjoint)
