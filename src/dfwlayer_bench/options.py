@@ -46,7 +46,9 @@ Suite = Annotated[
     typer.Option(
         help="large: one problem with an l1 ball, hundreds of variables. small: batches of small "
         "problems over five kinds of sets, for which --sizes are problems x variables such as "
-        "64x10, --family names the sets and --threads is 2; results in bench-results-small."
+        "64x10, --family names the sets and --threads is 2; results in bench-results-small. gpu: "
+        "batches of small problems on a CUDA device, by one program for each problem and without; "
+        "--family names the sets, results in bench-results-gpu."
     ),
 ]
 Systems = Annotated[

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dfwlayer_bench import options
+from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.small.command import bench_small
 from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
@@ -22,7 +24,7 @@ __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
-SMALL_OUT = Path("bench-results-small")
+SMALL_OUT, GPU_OUT = Path("bench-results-small"), Path("bench-results-gpu")
 ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
@@ -56,9 +58,19 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small"))
+    options.check_names("--suite", [suite], ("large", "small", "gpu"))
+    if suite == "gpu":
+        _check_given(context, suite, (*(set(ONLY_LARGE) - {"dtype"}), "sizes", "systems"))
+        return bench_gpu(
+            sets=family,
+            dtype=dtype,
+            repeats=repeats,
+            seed=seed,
+            out=out if _given(context, "out") else GPU_OUT,
+            quick=quick,
+        )
     if suite == "small":
-        _check_given(context)
+        _check_given(context, suite, ONLY_LARGE)
         return bench_small(
             sizes=sizes,
             sets=family,
@@ -114,11 +126,11 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_given(context: typer.Context) -> None:
-    """Raise an error that names the options which only the large suite has."""
-    found = [f"--{name.replace('_', '-')}" for name in ONLY_LARGE if _given(context, name)]
+def _check_given(context: typer.Context, suite: str, others: Sequence[str]) -> None:
+    """Raise an error that names the options which only other suites have."""
+    found = [f"--{name.replace('_', '-')}" for name in others if _given(context, name)]
     if found:
-        raise typer.BadParameter(f"{', '.join(found)}: not for --suite small; leave it out")
+        raise typer.BadParameter(f"{', '.join(found)}: not for --suite {suite}; leave it out")
 
 
 def _run(plan: Plan, store: Store, console: Console) -> tuple[list[Cell], bool]:

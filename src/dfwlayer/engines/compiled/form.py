@@ -141,7 +141,7 @@ class _Batch:
         lead = tensor.dim() - rank
         if lead < 1:
             return lead == 0 or rank == 1
-        size = len(tensor)
+        size = tensor.shape[0]
         if lead > 1 or size == 0:
             return False
         if self.size is None or self.size == 1:

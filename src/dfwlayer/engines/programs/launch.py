@@ -62,8 +62,8 @@ def options_of(n: int, dense: bool) -> Mapping[str, int] | None:
     lanes = max(16, 1 << (n - 1).bit_length())
     if not dense:
         return {"N": lanes, "C": 4, "num_warps": max(1, lanes // 256)}
-    warps = {16: 1, 32: 2, 64: 4, 128: 8}[lanes]
-    return {"N": lanes, "C": 8 if lanes > 64 else 4, "num_warps": warps}
+    columns, warps = {16: (4, 1), 32: (8, 2), 64: (4, 8), 128: (8, 16)}[lanes]
+    return {"N": lanes, "C": columns, "num_warps": warps}
 
 
 def left_so_far(device: torch.device) -> Tensor:

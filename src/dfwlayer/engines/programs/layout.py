@@ -14,9 +14,9 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.region import Round
 from dfwlayer.engines.compiled.answer import Found, Gradients
-from dfwlayer.engines.compiled.form import Form, form_of
+from dfwlayer.engines.compiled.form import FlatForm, Form, form_of, tensors_of
 from dfwlayer.engines.compiled.kernels.constants import BUDGET, SOLVED
-from dfwlayer.engines.programs.kernels import projection, search
+from dfwlayer.engines.programs.kernels import adjoint, ball, projection, search
 from dfwlayer.engines.programs.launch import (
     FITS,
     Strided,
@@ -31,7 +31,6 @@ from dfwlayer.objectives.base import Objective
 __all__ = ["Layout", "lay_out"]
 
 ENTRIES = 10**5  # of one matrix of least squares, whose square is formed
-RANKS = (2, 1, 1, 1, 1, 0, 1, 0)  # of one problem's matrix, vector, bounds, and two rows
 # eps and the largest number of a dtype, and numbers whose products of three and squares are numbers
 LIMITS = {
     dtype: {"EPS": torch.finfo(dtype).eps, "MAX": torch.finfo(dtype).max / 4, "LARGEST": largest}
@@ -50,15 +49,17 @@ class Quadratics(NamedTuple):
     b: Strided | None
 
 
-class Rows(NamedTuple):
-    """Bounds, and at most two rows that tie the coordinates together."""
+class Body(NamedTuple):
+    """The sets, and the kernels for them."""
 
-    lower: Strided
-    upper: Strided
-    slope: Strided | None = None
-    total: Strided | None = None
-    normal: Strided | None = None
-    level: Strided | None = None
+    search: Any
+    adjoint: Any
+    parts: tuple[Strided | None, ...]  # what describes them, None for what they have not
+    widths: tuple[int, ...]  # how many strides each has
+    needed: tuple[int, ...]  # of the parts, by the adjoint
+    tensors: tuple[Tensor | None, ...]  # what a gradient may be asked for
+    ranks: tuple[int, ...]  # of what one problem has of each
+    constants: dict[str, Any]  # what kernels are compiled for
 
 
 class State(NamedTuple):
@@ -70,18 +71,20 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch of problems over flat sets."""
+    """A batch of problems."""
 
     form: Form
-    tensors: tuple[Tensor | None, ...]
     objective: Quadratics
-    rows: Rows
-    kind: int  # of the first row
+    body: Body
     options: Mapping[str, int]
 
     @property
     def batch(self) -> int | None:
         return self.form.batch
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.form.matrix, self.form.vector, *self.body.tensors
 
     def search(self, x0: Tensor | None, settings: Settings) -> Found[State] | None:
         form, like = self.form, self.form.vector
@@ -96,19 +99,12 @@ class Layout:
         state = like.new_empty((batch, 2 * n + 2), dtype=torch.float64)
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
-        (P, q, A, b), rows = self.objective, self.rows
-        inputs = (P, q, *rows, start, A, b)
-        tensors = [None if part is None else part.tensor for part in inputs]
-        widths = (3, 2, 2, 2, 2, 1, 2, 1, 2, 1, 1)
-        strides = [
-            stride
-            for part, width in zip(inputs, widths, strict=True)
-            for stride in ((0,) * width if part is None else part.strides[:width])
-        ]
+        (P, q, A, b), body = self.objective, self.body
+        tensors, strides = _handed((P, q, *body.parts, start, A, b), (3, 2, *body.widths, 2, 1, 1))
         m = 0 if A is None else A.tensor.shape[-2]
         most = min(settings.max_steps, FITS - 1)
         launch(
-            search.search,
+            body.search,
             batch,
             like,
             (*tensors, x, values, codes, state, counter),
@@ -133,8 +129,9 @@ class Layout:
         return found.state.state[:, : self.form.n].to(self.form.dtype)
 
     def pullback(self, asked: Sequence[bool], found: Found[State], v: Tensor) -> Gradients:
-        form, like = self.form, v
+        form, body, like = self.form, self.body, v
         codes, state = found.state
+        ranks = (2, 1, *body.ranks)
         batch, n = v.shape
         shared = asked[0] and form.matrix is not None and not _is_own(form.matrix, 2, batch)
         u = like.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
@@ -144,20 +141,16 @@ class Layout:
             if not wanted or tensor is None or skipped:
                 targets.append(None)
                 continue
-            shape = (batch, *[n] * RANKS[i])
-            own = tensor.shape[0] == batch and tensor.numel() == math.prod(shape)
+            shape = (batch, *[n] * ranks[i])
+            own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
             targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
-        (P, *_), (_, _, slope, _, normal, _) = self.objective, self.rows
-        inputs = (P, slope, normal)
-        tensors = [None if part is None else part.tensor for part in inputs]
-        strides = [
-            stride
-            for part, width in zip(inputs, (3, 2, 2), strict=True)
-            for stride in ((0,) * width if part is None else part.strides[:width])
-        ]
-        missing = [None] * (len(RANKS) - len(targets))
+        tensors, strides = _handed(
+            (self.objective.P, *(body.parts[i] for i in body.needed)),
+            (3, *(body.widths[i] for i in body.needed)),
+        )
+        missing = [None] * (len(ranks) - len(targets))
         launch(
-            search.adjoint,
+            body.adjoint,
             batch,
             like,
             (*tensors, codes, state, v, u, *targets, *missing),
@@ -181,8 +174,7 @@ class Layout:
         """What a kernel is compiled for."""
         limits = LIMITS[self.form.dtype]
         return {
-            "KIND": self.kind,
-            "CUT": self.rows.normal is not None,
+            **self.body.constants,
             "DENSE": self.objective.P is not None,
             **{name: limits[name] for name in names},
             "N": self.options["N"],
@@ -196,18 +188,53 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if form is None:
         return None
     sets, like = form.sets, form.vector
-    if isinstance(sets, Round) or len(sets.bounds) > 1:
-        return None
+    body = _ball(sets, like) if isinstance(sets, Round) else _polytope(sets, like)
     options = options_of(form.n, form.matrix is not None)
-    assert options is not None
+    if body is None or options is None:
+        return None
+    return Layout(form, _objective(form), body, options)
+
+
+def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
+    """Bounds, and at most two rows that tie the coordinates together."""
+    if len(sets.bounds) > 1:
+        return None
     (bounds,), rows = sets
     ties = [strided(part, 1, like) for row in rows for part in (row.slope, row.total)]
-    both = strided(bounds.lower, 1, like), strided(bounds.upper, 1, like)
+    missing = [None] * (4 - len(ties))
+    parts = strided(bounds.lower, 1, like), strided(bounds.upper, 1, like), *ties, *missing
     kind = projection.NOTHING.value
     if rows:
         kind = (projection.BUDGET if rows[0].kind == BUDGET else projection.EQUATION).value
-    tensors = form.matrix, form.vector, *sets.tensors
-    return Layout(form, tensors, _objective(form), Rows(*both, *ties), kind, options)
+    return Body(
+        search.search,
+        adjoint.adjoint,
+        parts,
+        (2, 2, 2, 1, 2, 1),
+        (2, 4),
+        sets.tensors,
+        (1, 1, 1, 0, 1, 0),
+        {"KIND": kind, "CUT": len(rows) > 1},
+    )
+
+
+def _ball(sets: Round, like: Tensor) -> Body:
+    """A weight and a radius."""
+    values = sets.weight, sets.radius
+    parts = tuple(strided(part, 1, like) for part in values)
+    return Body(ball.search, ball.adjoint, parts, (2, 1), (0, 1), tensors_of(*values), (1, 0), {})
+
+
+def _handed(
+    parts: Sequence[Strided | None], widths: Sequence[int]
+) -> tuple[list[Tensor | None], list[int]]:
+    """Tensors and their strides, of which what is not there has none but zeros."""
+    tensors: list[Tensor | None] = []
+    strides: list[int] = []
+    for part, width in zip(parts, widths, strict=True):
+        tensors.append(None if part is None else part.tensor)
+        strides += (0,) * width if part is None else part.strides[:width]
+    return tensors, strides
 
 
 def _takes(matrix: Tensor | None, n: int) -> bool:

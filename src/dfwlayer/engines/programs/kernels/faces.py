@@ -9,25 +9,28 @@ import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels.blocks import (
+    again,
     count,
     dot,
     flip,
     jit,
     number,
     product,
+    times,
     yes,
 )
 from dfwlayer.engines.programs.kernels.projection import (
     BUDGET,
     EQUATION,
     FREE,
+    HIGH,
     LOW,
     NOTHING,
     ZERO,
     slope_of,
 )
 
-__all__ = ["CLEARLY", "DOUBTFUL", "WRONG", "inverse", "invert", "judge", "tie", "tied"]
+__all__ = ["CLEARLY", "DOUBTFUL", "WRONG", "inverse", "invert", "judge", "minimise", "tie", "tied"]
 
 WRONG, DOUBTFUL, CLEARLY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -138,6 +141,56 @@ def tied(z, short, lack, normal, other, moved, second, one, both, two, CUT: tl.c
     if CUT:
         u -= mu * second
     return u, nu, mu
+
+
+@jit
+def minimise(
+    M,
+    P,
+    q,
+    free,
+    places,
+    a,
+    target,
+    c,
+    goal,
+    low,
+    high,
+    sides,
+    first,
+    PASSES: tl.constexpr,
+    KIND: tl.constexpr,
+    CUT: tl.constexpr,
+    DENSE: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The minimiser x of f on a face, P x, the multipliers of the rows, and whether there is one.
+
+    Where coordinates are held is told by the places, whether a budget holds by its multiplier, and
+    the signs in it by ``sides``.
+    """
+    normal, other, moved, second, one, both, two, sound = tie(
+        M, free, a, c, sides, first, KIND, CUT, DENSE, N, C
+    )
+    slopes = slope_of(a, sides, KIND)
+    holds = (first > 0) if KIND == BUDGET else yes()
+    x = tl.where(places == LOW, low, tl.where(places == HIGH, high, 0.0))
+    found, cut = number(0.0, x), number(0.0, x)
+    px = times(P, x, DENSE, N, C)
+    for _ in range(PASSES):  # after the first one for the rounding of the last
+        z = inverse(M, -(px + q + found * normal + cut * other), free, DENSE, N, C)
+        short, lack = number(0.0, x), number(0.0, x)
+        if KIND != NOTHING:
+            short = tl.where(holds, target - dot(slopes, x), 0.0)
+        if CUT:
+            lack = goal - dot(c, x)
+        u, nu, mu = tied(z, short, lack, normal, other, moved, second, one, both, two, CUT)
+        x += u
+        found += nu
+        cut += mu
+        px = times(again(P, found), x, DENSE, N, C)
+    return x, px, tl.where(holds, found, 0.0), cut, sound
 
 
 @jit

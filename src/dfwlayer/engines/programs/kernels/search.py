@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels.blocks import (
-    across,
+    again,
     count,
     dot,
     entries,
@@ -20,35 +20,20 @@ from dfwlayer.engines.programs.kernels.blocks import (
     jit,
     matrix_of,
     number,
-    outer_index,
-    product,
     row_sizes,
+    sign_of,
+    squares,
     stored,
     sums,
     symmetry_of,
+    times,
     yes,
 )
 from dfwlayer.engines.programs.kernels.certificate import gap_of, settle
-from dfwlayer.engines.programs.kernels.faces import (
-    CLEARLY,
-    WRONG,
-    inverse,
-    invert,
-    judge,
-    tie,
-    tied,
-)
-from dfwlayer.engines.programs.kernels.projection import (
-    BUDGET,
-    FREE,
-    HIGH,
-    LOW,
-    NOTHING,
-    project,
-    slope_of,
-)
+from dfwlayer.engines.programs.kernels.faces import CLEARLY, WRONG, invert, judge, minimise
+from dfwlayer.engines.programs.kernels.projection import BUDGET, FREE, NOTHING, project
 
-__all__ = ["adjoint", "search"]
+__all__ = ["search"]
 
 SOLVED, UNFIT = tl.constexpr(constants.SOLVED), tl.constexpr(constants.UNFIT)
 LOST, DOUBTED = tl.constexpr(constants.LOST), tl.constexpr(constants.DOUBTED)
@@ -58,78 +43,9 @@ SKEW = tl.constexpr(constants.SKEW)
 LONGEST = tl.constexpr(480)  # steps
 BLOCK = tl.constexpr(12)  # most spectral steps before a face is tried
 SETTLED = tl.constexpr(2)  # steps without a change of the face, after which it is tried
+FACES = tl.constexpr(40)  # most faces whose minimiser was not the solution
 FAILURES = tl.constexpr(3)  # faces on which f was flat, after which others should look
-START, STEP, RETURN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what is projected next
-
-
-@jit
-def _times(M, x, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
-    """P x."""
-    if DENSE:
-        return product(M, x, N, C)
-    else:  # noqa: RET505 (Triton compiles one branch or the other)
-        return x
-
-
-@jit
-def _again(M, fresh):
-    """M, which the compiler shall not keep in float64: a finite number times zero is added."""
-    return M + (fresh * 0).to(M.dtype)
-
-
-@jit
-def _sign(x):
-    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
-
-
-@jit
-def _minimise(
-    M,
-    P,
-    q,
-    free,
-    places,
-    a,
-    target,
-    c,
-    goal,
-    low,
-    high,
-    sides,
-    first,
-    PASSES: tl.constexpr,
-    KIND: tl.constexpr,
-    CUT: tl.constexpr,
-    DENSE: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    """The minimiser x of f on a face, P x, the multipliers of the rows, and whether there is one.
-
-    Where coordinates are held is told by the places, whether a budget holds by its multiplier, and
-    the signs in it by ``sides``.
-    """
-    normal, other, moved, second, one, both, two, sound = tie(
-        M, free, a, c, sides, first, KIND, CUT, DENSE, N, C
-    )
-    slopes = slope_of(a, sides, KIND)
-    holds = (first > 0) if KIND == BUDGET else yes()
-    x = tl.where(places == LOW, low, tl.where(places == HIGH, high, 0.0))
-    found, cut = number(0.0, x), number(0.0, x)
-    px = _times(P, x, DENSE, N, C)
-    for _ in range(PASSES):  # after the first one for the rounding of the last
-        z = inverse(M, -(px + q + found * normal + cut * other), free, DENSE, N, C)
-        short, lack = number(0.0, x), number(0.0, x)
-        if KIND != NOTHING:
-            short = tl.where(holds, target - dot(slopes, x), 0.0)
-        if CUT:
-            lack = goal - dot(c, x)
-        u, nu, mu = tied(z, short, lack, normal, other, moved, second, one, both, two, CUT)
-        x += u
-        found += nu
-        cut += mu
-        px = _times(_again(P, found), x, DENSE, N, C)
-    return x, px, tl.where(holds, found, 0.0), cut, sound
+START, STEP, RETURN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what is next
 
 
 @jit
@@ -273,7 +189,7 @@ def _search(
     kind = tl.full((), START if DENSE else STEP, tl.int32)
     if not DENSE:  # one gradient step is all it takes, from anywhere
         x, z = blank, -linear
-    failed, tried, same = 0, 0, 0
+    failed, tried, same, faces = 0, 0, 0, 0
     going = fit
     code = tl.where(fit, LOST, UNFIT)
     while going:
@@ -281,7 +197,7 @@ def _search(
         y, guess, other, held = project(
             z, guess, other, a, target, c, goal, low, high, close, KIND, CUT
         )
-        py = _times(matrix, y, DENSE, N, C)
+        py = times(matrix, y, DENSE, N, C)
         d = y - x
         fall, bend, square = sums(-d * (px + linear), d * (py - px), d * d)
         same = tl.where((kind == RETURN) | (count(held != places) > 0), 0, same + 1)
@@ -298,11 +214,12 @@ def _search(
         steps += tl.where(kind == START, 0, 1)
         lost = (guess != guess) | (other != other)
         trying = kind == STEP
+        leaps = (kind == RETURN) & (faces % 2 == 1)
         tried = tl.where(trying, tried + 1, 0)
         same = tl.where(trying, same, 0)
         if DENSE:
             early = (fall > 0) & (same < SETTLED) & (tried < BLOCK) & (steps < most)
-            trying = trying & (early == 0)
+            trying = (trying & (early == 0)) | leaps
         kind = tl.full((), STEP, tl.int32)
         if trying & (lost == 0):
             # the face of the last gradient step, whose multipliers are those of f times its length
@@ -317,10 +234,10 @@ def _search(
                 inverted = free
             if sound:
                 W: tl.constexpr = tl.float64
-                signs = _sign(sides).to(W)
+                signs = sign_of(sides).to(W)
                 f, r, s = exact.to(W), a.to(W), c.to(W)
                 t, e, lo, hi = target.to(W), goal.to(W), low.to(W), high.to(W)
-                best, pb, first, second, sound = _minimise(
+                best, pb, first, second, sound = minimise(
                     M,
                     matrix,
                     f,
@@ -349,15 +266,19 @@ def _search(
                     going = verdict == WRONG
                     code = tl.where(going, LOST, tl.where(verdict == CLEARLY, SOLVED, DOUBTED))
                     kind = tl.full((), RETURN, tl.int32)
+                    # every other time a gradient step from there, whose face is tried at once
+                    faces += 1
+                    ahead = tl.where(faces % 2 == 1, alpha, 0.0)
+                    z = (best - ahead.to(W) * (pb + f)).to(blank.dtype)
             elif DENSE:
                 M, inverted = matrix.to(M.dtype), lane < 0  # what it has become is of no use
             failed += tl.where(sound, 0, 1)
-            lost = failed > FAILURES
+            lost = (failed > FAILURES) | (faces > FACES)
         over = (steps > most) | (steps > LONGEST)
         code = tl.where(over, LOST, code)
         going = going & (lost == 0) & (over == 0)
         back = kind == RETURN
-        z = tl.where(back, best.to(blank.dtype), x - alpha * (px + linear))
+        z = tl.where(back, z, x - alpha * (px + linear))
         # the multipliers of a projection grow with the length of the step
         guess = tl.where(back, 0.0, guess * (alpha / step))
         other = tl.where(back, 0.0, other * (alpha / step))
@@ -369,9 +290,9 @@ def _search(
         t, e = target.to(W), goal.to(W)
         best, settled = settle(x_out, places, best, r, t, s, e, lo, hi, EPS, KIND, CUT, N)
         if A is not None:
-            value, g = _squares(A + b * a_batch, rhs + b * rhs_batch, best, n, m, N)
+            value, g = squares(A + b * a_batch, rhs + b * rhs_batch, best, n, m, N)
         else:
-            g = _times(_again(matrix, first), best, DENSE, N, C)
+            g = times(again(matrix, first), best, DENSE, N, C)
             value = dot(best, 0.5 * g + exact.to(W))
             g += exact.to(W)
         gap = gap_of(best, g, r, t, s, e, first, second, lo, hi, KIND, CUT)
@@ -394,136 +315,4 @@ def _search(
     tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
 
 
-@jit
-def _squares(A, rhs, x, n, m, N: tl.constexpr):
-    """½ ‖Ax − b‖² and its gradient, a few rows at a time."""
-    ROWS: tl.constexpr = 8
-    lane = tl.arange(0, N)[None, :]
-    total, g = number(0.0, x), tl.zeros_like(x)
-    for j in range(0, m, ROWS):
-        row = j + tl.arange(0, ROWS)[:, None]
-        block = tl.load(A + row * n + lane, mask=(row < m) & (lane < n), other=0.0).to(x.dtype)
-        here = tl.arange(0, ROWS) + j
-        r = tl.sum(block * x[None, :], axis=1)
-        r -= tl.load(rhs + here, mask=here < m, other=0.0).to(x.dtype)
-        total += 0.5 * tl.sum(r * r)
-        g += tl.sum(block * r[:, None], axis=0)
-    return total, g
-
-
-def _adjoint(
-    P,
-    slope,
-    normal,
-    codes,  # (2, B)
-    state,  # (B, 2n + 2)
-    v_in,  # (B, n), the gradient that arrives
-    u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
-    to_matrix,  # (B, n, n)
-    to_vector,  # (B, n)
-    to_lower,
-    to_upper,
-    to_slope,
-    to_total,  # (B,)
-    to_normal,  # (B, n)
-    to_level,  # (B,)
-    p_batch,
-    p_row,
-    p_column,
-    slope_batch,
-    slope_column,
-    normal_batch,
-    normal_column,
-    v_batch,
-    v_column,
-    n,
-    KIND: tl.constexpr,
-    CUT: tl.constexpr,
-    DENSE: tl.constexpr,
-    MAX: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the face, and the gradients that follow."""
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
-    at = b * n + lane
-    state += b * (2 * n + 2)
-    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
-    x = tl.load(state + lane, mask=cell, other=0.0)
-    places = tl.load(state + n + lane, mask=cell, other=LOW).to(tl.int32)
-    first, second = tl.load(state + 2 * n), tl.load(state + 2 * n + 1)
-    answered = (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
-    zero = number(0.0, x)
-    blank = tl.zeros((N,), tl.float64)
-    u, rest, signed, c, nu, mu = blank, blank, blank, blank, zero, zero
-    if KIND != NOTHING:
-        signed = entries(slope, b, slope_batch, slope_column, lane, cell, 0.0, state)
-        # as the search has read it
-        signed = signed.to(v_in.dtype.element_ty).to(tl.float64)
-    if CUT:
-        c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0, state)
-    if answered:
-        a = tl.abs(signed) if KIND == BUDGET else signed
-        free = (places == FREE) & cell
-        M, matrix, sound = blank, blank, yes()
-        if DENSE:
-            matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-            M = matrix.to(tl.float64 if N <= 64 else tl.float32)
-            row, column = outer_index(N, C)
-            diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
-            M, sound = invert(M, free, lane < 0, diagonal, n, N, C)
-        own, other, moved, also, one, both, two, tight = tie(
-            M, free, a, c, x, first, KIND, CUT, DENSE, N, C
-        )
-        rest = v
-        for _ in range(1 if N <= 64 or not DENSE else 4):
-            z = inverse(M, rest, free, DENSE, N, C)
-            short, lack = dot(own, u), dot(other, u)
-            more, by, along = tied(z, -short, -lack, own, other, moved, also, one, both, two, CUT)
-            u += more
-            nu += by
-            mu += along
-            rest = v - _times(_again(matrix, nu), u, DENSE, N, C) - nu * own - mu * other
-        # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
-        good = sound & tight & (size < MAX)
-        u = tl.where(good, u, 0.0)
-        nu, mu = tl.where(good, nu, 0.0), tl.where(good, mu, 0.0)
-        if KIND == BUDGET:
-            nu = tl.where(first > 0, nu, 0.0)
-        # what is left is told by the bounds, whose normals the rows meet as well
-        if KIND != NOTHING:
-            rest -= nu * (slope_of(a, x, KIND) - own)
-        if CUT:
-            rest -= mu * (c - other)
-        rest = tl.where(good, rest, 0.0)
-    if u_out is not None:
-        stored(u_out, at, u, cell)
-    if to_vector is not None:
-        stored(to_vector, at, -u, cell)
-    if to_matrix is not None:
-        row, column = outer_index(N, C)
-        outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
-        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, (row < n) & (column < n))
-    if to_lower is not None:
-        stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell)
-    if to_upper is not None:
-        stored(to_upper, at, tl.where(places == HIGH, rest, 0.0), cell)
-    if to_slope is not None:
-        pull = -(first * u + nu * x)
-        if KIND == BUDGET:
-            pull = pull * slope_of(
-                tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0)), x, KIND
-            )
-        stored(to_slope, at, pull, cell)
-    if to_normal is not None:
-        stored(to_normal, at, -(second * u + mu * x), cell)
-    if to_total is not None:
-        stored(to_total, b, nu, b >= 0)
-    if to_level is not None:
-        stored(to_level, b, mu, b >= 0)
-
-
-search, adjoint = entry(_search), entry(_adjoint)
+search = entry(_search)

@@ -1,0 +1,93 @@
+"""Sets that have a normal form and objectives that are quadratic, by the shape of their tensors."""
+
+import torch
+
+import dfwlayer as dfw
+
+N = 8
+
+
+def leaf(t):
+    return t.requires_grad_()
+
+
+def some(lead, dtype, *, low=0.0, high=1.0, entries=True):
+    shape = (*lead, N) if entries else lead
+    return leaf(low + (high - low) * torch.rand(shape, dtype=dtype))
+
+
+def through_the_middle(normal):
+    """Of a simplex with caps."""
+    return dfw.PlaneCut(dfw.CappedSimplex(1.0, 0.4), normal, leaf(normal.detach().mean(-1)))
+
+
+SETS = {
+    "l1": lambda b, d: dfw.LpBall(
+        1.0, some(b, d, low=0.3, high=0.8, entries=False), some(b, d, low=0.5, high=1.5)
+    ),
+    "l1 by numbers": lambda *_: dfw.LpBall(1, 0.5),
+    "l2": lambda b, d: dfw.LpBall(
+        2.0, some(b, d, low=0.3, high=0.8, entries=False), some(b, d, low=0.5, high=1.5)
+    ),
+    "l2 by numbers": lambda *_: dfw.LpBall(2, 0.5),
+    "linf": lambda b, d: dfw.LpBall(
+        torch.inf, some(b, d, low=0.1, high=0.3, entries=False), some(b, d, low=0.5, high=1.5)
+    ),
+    "box": lambda b, d: dfw.Box(some(b, d, low=-0.3, high=0.0), some(b, d, high=0.3)),
+    "box shared": lambda _, d: dfw.Box(some((), d, low=-0.3, high=0.0), 0.2),
+    "simplex": lambda b, d: dfw.Simplex(some(b, d, low=0.5, entries=False)),
+    "capped simplex": lambda b, d: dfw.CappedSimplex(
+        some(b, d, low=0.9, entries=False), some(b, d, low=0.2, high=0.4)
+    ),
+    "l1 in a box": lambda b, d: dfw.L1Box(
+        some(b, d, low=0.3, high=0.6, entries=False),
+        some(b, d, low=0.5, high=1.5),
+        some(b, d, low=-0.3, high=0.0),
+        some(b, d, high=0.3),
+    ),
+    "k-sparse": lambda b, d: dfw.KSparse(
+        some(b, d, low=1.5, high=3.0, entries=False), some(b, d, low=0.1, high=0.3, entries=False)
+    ),
+    "box in a plane": lambda b, d: dfw.PlaneCut(
+        dfw.Box(some(b, d, low=-0.3, high=-0.1), some(b, d, low=0.1, high=0.3)),
+        some(b, d, low=-1.0),
+        some(b, d, low=-0.01, high=0.01, entries=False),
+    ),
+    "l1 in a plane": lambda b, d: dfw.PlaneCut(
+        dfw.LpBall(1, some(b, d, low=0.5, entries=False)),
+        some(b, d, low=-1.0),
+        some(b, d, low=-0.01, high=0.01, entries=False),
+    ),
+    "l1 in a box and a plane": lambda b, d: dfw.PlaneCut(
+        dfw.L1Box(some(b, d, low=0.4, entries=False), None, some(b, d, low=-0.5, high=-0.1), 0.3),
+        some(b, d, low=-1.0),
+        0.01,
+    ),
+    "caps in a plane": lambda b, d: through_the_middle(some(b, d, low=-1.0)),
+    "product": lambda b, d: dfw.Product(
+        [dfw.LpBall(1, some(b, d, low=0.3, entries=False)), dfw.Simplex(), dfw.Box(-0.1, 0.1)],
+        [3, 3, 2],
+    ),
+}
+
+
+def matrix(lead, dtype):
+    root = torch.randn(*lead, N, N, dtype=dtype)
+    return leaf(root.mT @ root / N + 0.1 * torch.eye(N, dtype=dtype))
+
+
+def normal(*shape, dtype):
+    return leaf(torch.randn(*shape, dtype=dtype))
+
+
+OBJECTIVES = {
+    "quadratic": lambda b, d: dfw.Quadratic(matrix(b, d), normal(*b, N, dtype=d)),
+    "shared matrix": lambda b, d: dfw.Quadratic(matrix((), d), normal(*b, N, dtype=d)),
+    "projection": lambda b, d: dfw.Quadratic(None, normal(*b, N, dtype=d)),
+    "least squares": lambda b, d: dfw.LeastSquares(
+        normal(*b, 20, N, dtype=d), normal(*b, 20, dtype=d)
+    ),
+    "shared least squares": lambda b, d: dfw.LeastSquares(
+        normal(20, N, dtype=d), normal(*b, 20, dtype=d)
+    ),
+}
