@@ -255,8 +255,8 @@ def _starts(x0: Tensor, form: Form) -> bool:
 def _objective(form: Form) -> Quadratics:
     like = form.vector
     if not form.squared:
-        P = None if form.matrix is None else strided(form.matrix, 2, like)
-        return Quadratics(P, strided(like, 1, like), None, None)
+        own = None if form.matrix is None else strided(form.matrix, 2, like)
+        return Quadratics(own, strided(like, 1, like), None, None)
     assert form.matrix is not None
     A, b = form.matrix.detach().contiguous(), form.vector.detach().contiguous()
     wide = A.double()

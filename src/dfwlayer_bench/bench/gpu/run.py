@@ -113,8 +113,8 @@ def measured(
             left = _share_left(P, q, body)
         with compiled.using(False):
             tensors = seconds(call, max(3, repeats // 10))
-            wide = [part.detach().double().cpu() for part in (P, q, v)]
-            expected = both_passes(*(w.requires_grad_() for w in wide[:2]), wide[2], body)
+            exactly = [part.detach().double().cpu().requires_grad_() for part in (P, q)]
+            expected = both_passes(exactly[0], exactly[1], v.double().cpu(), body)
         errors = [
             float((a.detach().double().cpu() - b).abs().max() / b.abs().max())
             for a, b in zip(found, expected, strict=True)

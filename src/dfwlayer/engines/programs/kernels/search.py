@@ -137,12 +137,13 @@ def _search(
     N: tl.constexpr,
     C: tl.constexpr,
 ):
+    W: tl.constexpr = tl.float64
     b = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, N)
     cell = lane < n
     # steps are taken in the dtype of the data, everything else in float64
     blank = tl.zeros((N,), x_out.dtype.element_ty)
-    wide = tl.zeros((N,), tl.float64)
+    wide = tl.zeros((N,), W)
     exact = entries(q, b, q_batch, q_column, lane, cell, 0.0, q)
     linear = exact.to(blank.dtype)
     low = entries(lower, b, lower_batch, lower_column, lane, cell, 0.0, x_out)
@@ -233,7 +234,6 @@ def _search(
                 M, sound = invert(M, free, inverted, diagonal, n, N, C)
                 inverted = free
             if sound:
-                W: tl.constexpr = tl.float64
                 signs = sign_of(sides).to(W)
                 f, r, s = exact.to(W), a.to(W), c.to(W)
                 t, e, lo, hi = target.to(W), goal.to(W), low.to(W), high.to(W)
@@ -285,7 +285,6 @@ def _search(
 
     value, gap = number(0.0, wide), number(0.0, wide)
     if code == SOLVED:
-        W: tl.constexpr = tl.float64
         r, s, lo, hi = a.to(W), c.to(W), low.to(W), high.to(W)
         t, e = target.to(W), goal.to(W)
         best, settled = settle(x_out, places, best, r, t, s, e, lo, hi, EPS, KIND, CUT, N)
