@@ -108,9 +108,10 @@ def test_sizes(n, dtype, device):
     P = root.mT @ root / n + 0.5 * torch.eye(n, dtype=dtype)
     q = torch.randn(2, n, dtype=dtype)
     bounds = [0.2 * torch.rand(2, n, dtype=dtype) for _ in range(2)]
-    bodies = [dfw.Box(-bounds[0], bounds[1]), dfw.LpBall(2, torch.full((2,), 0.3, dtype=dtype))]
-    if n < 128 or device == "cuda":
-        bodies += [dfw.LpBall(1, torch.full((2,), 0.7, dtype=dtype)), dfw.Simplex()]
+    bodies = [dfw.LpBall(1, torch.full((2,), 0.7, dtype=dtype))]
+    if n < 128 or device == "cuda":  # the interpreter takes its time
+        bodies += [dfw.Box(-bounds[0], bounds[1]), dfw.Simplex()]
+        bodies += [dfw.LpBall(2, torch.full((2,), 0.3, dtype=dtype))]
     for body in bodies:
         agrees((dfw.Quadratic(P, q), body), device, dtype)
 

@@ -9,13 +9,14 @@ from dfwlayer.engines.programs.kernels.blocks import (
     across,
     again,
     count,
-    dot,
     entries,
     entry,
+    largest,
     matrix_of,
     number,
     outer_index,
     stored,
+    sums,
     times,
     yes,
 )
@@ -101,16 +102,26 @@ def _adjoint(
             M, free, a, c, x, first, KIND, CUT, DENSE, N, C
         )
         rest = v
-        for _ in range(1 if N <= 64 or not DENSE else 4):
+        left = 8 if DENSE and N > 64 else 1
+        while left > 0:  # after the first one for the rounding of the last
             z = inverse(M, rest, free, DENSE, N, C)
-            short, lack = dot(own, u), dot(other, u)
-            more, by, along = tied(z, -short, -lack, own, other, moved, also, one, both, two, CUT)
+            short, lack = zero, zero
+            if N > 64 and KIND != NOTHING:
+                short, lack, _ = sums(own * u, other * u, blank)
+            more, by, along = tied(
+                z, -short, -lack, own, other, moved, also, one, both, two, KIND, CUT
+            )
             u += more
             nu += by
             mu += along
             rest = v - times(again(matrix, nu), u, DENSE, N, C) - nu * own - mu * other
+            left -= 1
+            if DENSE and N > 64:
+                moves, size, _ = largest(tl.abs(more), tl.abs(u), blank)
+                left = tl.where(moves > size * 1e-12, left, 0)
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
+        size, reach, _ = largest(tl.abs(u), tl.abs(x), blank)
+        size *= tl.maximum(reach, 1.0)
         good = sound & tight & (size < MAX)
         u = tl.where(good, u, 0.0)
         nu, mu = tl.where(good, nu, 0.0), tl.where(good, mu, 0.0)

@@ -27,7 +27,9 @@ __all__ = [
     "entry",
     "exact_sum",
     "flip",
+    "four_sums",
     "jit",
+    "largest",
     "matrix_of",
     "number",
     "outer_index",
@@ -116,17 +118,40 @@ def sums(a, b, c):
 
 
 @jit
-def _add_exactly(a, low, b, other):
+def _add_words(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@jit
+def four_sums(a, b, c, d):
+    """Four of them."""
+    return tl.reduce((a, b, c, d), 0, _add_words)
+
+
+@jit
+def _most(a, b, c, d, e, f):
+    return tl.maximum(a, d), tl.maximum(b, e), tl.maximum(c, f)
+
+
+@jit
+def largest(a, b, c):
+    """Three maxima at the price of one."""
+    return tl.reduce((a, b, c), 0, _most)
+
+
+@jit
+def _add_exactly(a, low, size, b, other, more):
     total = a + b
     part = total - a
-    return total, (low + other) + ((a - (total - part)) + (b - part))
+    rest = (a - (total - part)) + (b - part)
+    return total, (low + other) + rest, tl.maximum(size, more)
 
 
 @jit
 def exact_sum(a):
-    """Σ a_i with the rounding of the sum carried along."""
-    total, low = tl.reduce((a, tl.zeros_like(a)), 0, _add_exactly)
-    return total + low
+    """Σ a_i with the rounding of the sum carried along, and the largest |a_i|."""
+    total, low, size = tl.reduce((a, tl.zeros_like(a), tl.abs(a)), 0, _add_exactly)
+    return total + low, size
 
 
 @jit

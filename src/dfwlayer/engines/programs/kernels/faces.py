@@ -13,9 +13,12 @@ from dfwlayer.engines.programs.kernels.blocks import (
     count,
     dot,
     flip,
+    four_sums,
     jit,
+    largest,
     number,
     product,
+    sums,
     times,
     yes,
 )
@@ -41,14 +44,18 @@ _CLEAR = tl.constexpr(constants.CLEAR)
 
 
 @jit
-def _words(mask, N: tl.constexpr):
-    """A mask as bits, of the first 64 lanes and of the others."""
+def _words(one, two, N: tl.constexpr):
+    """Two masks as bits, each of the first 64 lanes and of the others."""
     lane = tl.arange(0, N).to(tl.int64)
-    bit = tl.where(mask, tl.full((N,), 1, tl.int64) << (lane & 63), 0)
-    if N <= 64:
-        return tl.sum(bit), tl.full((), 0, tl.int64)
-    else:  # noqa: RET505 (Triton compiles one branch or the other)
-        return tl.sum(tl.where(lane < 64, bit, 0)), tl.sum(tl.where(lane < 64, 0, bit))
+    bit = tl.full((N,), 1, tl.int64) << (lane & 63)
+    one, two = tl.where(one, bit, 0), tl.where(two, bit, 0)
+    early = lane < 64
+    return four_sums(
+        tl.where(early, one, 0),
+        tl.where(early, 0, one),
+        tl.where(early, two, 0),
+        tl.where(early, 0, two),
+    )
 
 
 @jit
@@ -60,8 +67,7 @@ def _has(early, late, k):
 @jit
 def invert(M, free, inverted, diagonal, n, N: tl.constexpr, C: tl.constexpr):
     """Pivot until the free coordinates are those that are inverted; whether that could be done."""
-    changed, changed_late = _words(free != inverted, N)
-    wanted, wanted_late = _words(free, N)
+    changed, changed_late, wanted, wanted_late = _words(free != inverted, free, N)
     sound = yes()
     diagonal = diagonal.to(M.dtype)
     singular = number(_SINGULAR if M.dtype == tl.float64 else _SINGULAR_SINGLE, M)
@@ -128,18 +134,31 @@ def tie(
 
 
 @jit
-def tied(z, short, lack, normal, other, moved, second, one, both, two, CUT: tl.constexpr):
+def tied(
+    z,
+    short,
+    lack,
+    normal,
+    other,
+    moved,
+    second,
+    one,
+    both,
+    two,
+    KIND: tl.constexpr,
+    CUT: tl.constexpr,
+):
     """From P⁻¹z to the u and ν of P u + Σ ν_j a_j = z with ⟨a_j, u⟩ = c_j."""
-    nu, mu = dot(normal, z) - short, number(0.0, z)
+    u, nu, mu = z, number(0.0, z), number(0.0, z)
     if CUT:
-        rest = dot(other, z) - lack
+        nu, rest, _ = sums(normal * z, other * z, tl.zeros_like(z))
+        nu, rest = nu - short, rest - lack
         whole = one * two - both * both
         nu, mu = (two * nu - both * rest) / whole, (one * rest - both * nu) / whole
-    else:
-        nu = nu / one
-    u = z - nu * moved
-    if CUT:
-        u -= mu * second
+        u = z - nu * moved - mu * second
+    elif KIND != NOTHING:
+        nu = (dot(normal, z) - short) / one
+        u = z - nu * moved
     return u, nu, mu
 
 
@@ -178,18 +197,26 @@ def minimise(
     x = tl.where(places == LOW, low, tl.where(places == HIGH, high, 0.0))
     found, cut = number(0.0, x), number(0.0, x)
     px = times(P, x, DENSE, N, C)
-    for _ in range(PASSES):  # after the first one for the rounding of the last
+    left = PASSES
+    while left > 0:  # after the first one for the rounding of the last
         z = inverse(M, -(px + q + found * normal + cut * other), free, DENSE, N, C)
         short, lack = number(0.0, x), number(0.0, x)
-        if KIND != NOTHING:
-            short = tl.where(holds, target - dot(slopes, x), 0.0)
         if CUT:
-            lack = goal - dot(c, x)
-        u, nu, mu = tied(z, short, lack, normal, other, moved, second, one, both, two, CUT)
+            short, lack, _ = sums(slopes * x, c * x, tl.zeros_like(x))
+            short, lack = target - short, goal - lack
+        elif KIND != NOTHING:
+            short = target - dot(slopes, x)
+        if KIND == BUDGET:
+            short = tl.where(holds, short, 0.0)
+        u, nu, mu = tied(z, short, lack, normal, other, moved, second, one, both, two, KIND, CUT)
         x += u
         found += nu
         cut += mu
         px = times(again(P, found), x, DENSE, N, C)
+        left -= 1
+        if PASSES > 2:
+            moves, size, _ = largest(tl.abs(u), tl.abs(x), tl.zeros_like(x))
+            left = tl.where(moves > size * 1e-14, left, 0)
     return x, px, tl.where(holds, found, 0.0), cut, sound
 
 
@@ -207,36 +234,38 @@ def judge(
     x,
     px,
     sides,
-    bound,
+    limit,
     KIND: tl.constexpr,
     CUT: tl.constexpr,
 ):
     """Whether the minimiser on a face solves the problem, and whether it is one."""
     infinite = float("inf")
-    widest = tl.max(tl.abs(x))
-    noise = tl.max(tl.abs(q)) + bound * widest
-    wrong = count(x != x)
-    doubtful = count(x != x)
+    steep_one, steep_two = tl.zeros_like(x), tl.zeros_like(x)
     r, hold = px + q, tl.zeros_like(x)
     if CUT:
-        noise += tl.abs(second) * tl.max(tl.abs(c))
+        steep_two = tl.abs(c)
         r += second * c
+    if KIND != NOTHING:
+        steep_one = tl.abs(a)
     if KIND == EQUATION:
-        noise += tl.abs(first) * tl.max(tl.abs(a))
         r += first * a
     if KIND == BUDGET:
-        steep = tl.max(a)
-        noise += tl.abs(first) * steep
         hold = first * a
+    widest, steep, other = largest(tl.abs(x), steep_one, steep_two)
+    noise = tl.max(tl.abs(q)) + limit * widest + tl.abs(first) * steep + tl.abs(second) * other
     noise *= _NOISE
+    wrong, doubtful = 0, 0
     if KIND == BUDGET:
-        total = tl.sum(a * tl.abs(x))
+        total, kinks, _ = sums(
+            a * tl.abs(x),
+            tl.where((places == ZERO) & (a > 0), 1.0, 0.0).to(tl.float64),
+            tl.zeros_like(x),
+        )
         holds = first != 0  # it holds; its force has to be one
         clear = tl.where(holds, noise * _CLEAR, total * _NOISE * _CLEAR)
         ahead = tl.where(holds, first * steep, target - total)
-        kinked = count((places == ZERO) & (a > 0)) > 0
-        wrong += tl.where((ahead < -clear) | ((first == 0) & kinked), 1, 0)
-        doubtful += tl.where(ahead < clear, 1, 0)
+        wrong = tl.where((ahead < -clear) | ((first == 0) & (kinks > 0)), 1, 0)
+        doubtful = tl.where(ahead < clear, 1, 0)
     size = tl.maximum(widest, tl.where(tl.abs(low) < infinite, tl.abs(low), 0.0))
     size = tl.maximum(size, tl.where(tl.abs(high) < infinite, tl.abs(high), 0.0))
     room = tl.minimum(x - low, high - x)
@@ -246,9 +275,14 @@ def judge(
     force = tl.where(places == ZERO, hold - tl.abs(r), force)
     ahead = tl.where(places == FREE, room, force)
     clear = tl.where(places == FREE, size * _NOISE * _CLEAR, noise * _CLEAR)
-    fixed = low == high
-    wrong += count((ahead < -clear) & (fixed == 0))
-    doubtful += count(((ahead >= clear) == 0) & (fixed == 0))
-    still = tl.max(tl.where((places == FREE) & (fixed == 0), tl.abs(push), 0.0)) <= noise * _CLEAR
+    moves = low != high
+    off = moves & (places == FREE) & ((tl.abs(push) <= noise * _CLEAR) == 0)
+    # three counts in one
+    mistaken, unclear = moves & (ahead < -clear), moves & ((ahead >= clear) == 0)
+    many = mistaken.to(tl.int64) + (unclear.to(tl.int64) << 20) + (off.to(tl.int64) << 40)
+    many = tl.sum(many)
+    wrong += many & 0xFFFFF
+    doubtful += (many >> 20) & 0xFFFFF
+    still = (many >> 40) == 0
     verdict = tl.where(wrong > 0, WRONG, tl.where(doubtful > 0, DOUBTFUL, CLEARLY))
     return verdict, still

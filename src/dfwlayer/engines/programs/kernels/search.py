@@ -251,7 +251,7 @@ def _search(
                     hi,
                     signs,
                     first,
-                    2 if N <= 64 else 5,
+                    2 if N <= 64 or not DENSE else 8,
                     KIND,
                     CUT,
                     DENSE,
