@@ -46,12 +46,12 @@ class Box(PolyhedralSet):
         """And no bound without the other, as far as one can tell without waiting for a GPU."""
         if not super().is_plain(like):
             return False
+        return on_host(like, self.closed) is not False
+
+    def closed(self) -> bool:
+        """Whether no coordinate has a bound without the other."""
         if self._numbers():
             return True  # looked at when they were given
-        return on_host(like, self._closed) is not False
-
-    def _closed(self) -> bool:
-        """Whether no coordinate has a bound without the other."""
         ends = (torch.as_tensor(end).isinf() for end in (self.lower, self.upper))
         return not bool(torch.ne(*ends).any())
 
