@@ -48,7 +48,9 @@ Suite = Annotated[
         "problems over five kinds of sets, for which --sizes are problems x variables such as "
         "64x10, --family names the sets and --threads is 2; results in bench-results-small. "
         "lasso: sparse least squares, for which --family names the problems and --threads is 2; "
-        "results in bench-results-lasso."
+        "results in bench-results-lasso. gpu: batches of small problems on a CUDA device, by one "
+        "program for each problem and without; --family names the sets, results in "
+        "bench-results-gpu."
     ),
 ]
 Systems = Annotated[

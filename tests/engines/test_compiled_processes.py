@@ -17,7 +17,7 @@ from dfwlayer.engines import compiled
 def test_without_numba(monkeypatch):
     q = torch.randn(4, dtype=F64)
     expected = dfw.solve(dfw.Quadratic(torch.eye(4, dtype=F64), q), dfw.Simplex())
-    monkeypatch.setattr(compiled, "_loaded", [])
+    monkeypatch.setattr(compiled, "_loaded", {})
     monkeypatch.setitem(sys.modules, "dfwlayer.engines.compiled.engine", None)
     monkeypatch.delattr(compiled, "engine")
     assert not dfw.warm_up()

@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_compiled import SETS, N, attempted
 
 import dfwlayer as dfw
+from compiled_cases import SETS, N, attempted
 from dfwlayer.engines import compiled
 from dfwlayer.engines.compiled import pool
 from dfwlayer.engines.compiled.layout import lay_out

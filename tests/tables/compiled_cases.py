@@ -119,7 +119,7 @@ OBJECTIVES = {
 }
 
 
-def attempted(objective, constraint, **options):
+def attempted(objective, constraint, x0=None, **options):
     settings = {
         "method": "auto",
         "differentiate": "auto",
@@ -129,7 +129,7 @@ def attempted(objective, constraint, **options):
         "temperature": None,
         "verify": True,
     } | options
-    arguments = Arguments(objective, constraint, None, None)
+    arguments = Arguments(objective, constraint, x0, None)
     return compiled.attempt(arguments, check_settings(**settings))
 
 
@@ -138,9 +138,10 @@ def answers(objective, constraint, **options):
     sol = dfw.solve(objective, constraint, **options)
     asked = [t for t in tensors_in((objective, constraint)) if t.requires_grad]
     v = torch.cos(torch.arange(sol.x.numel(), dtype=sol.x.dtype)).reshape(sol.x.shape)
-    return sol, torch.autograd.grad(sol.x, asked, v, retain_graph=True)
+    return sol, torch.autograd.grad(sol.x, asked, v.to(sol.x.device), retain_graph=True)
 
 
 def close(found, expected, tolerance):
-    size = float(expected.detach().abs().max()) if expected.numel() else 0.0
-    assert float((found - expected).detach().abs().max()) <= tolerance * max(size, 1e-3)
+    found, expected = (t.detach().double().cpu() for t in (found, expected))
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    assert float((found - expected).abs().max()) <= tolerance * max(size, 1e-3)

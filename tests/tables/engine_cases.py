@@ -46,6 +46,7 @@ PLACES = (
     Place("cpu", "compiled"),
     pytest.param(Place("cuda", "eager"), marks=pytest.mark.cuda),
     pytest.param(Place("cuda", "graph"), marks=pytest.mark.cuda),
+    pytest.param(Place("cuda", "compiled"), marks=pytest.mark.cuda),
 )
 places = pytest.mark.parametrize("place", PLACES, ids=str)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
+from dfwlayer.ops.rows import on_host
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
@@ -134,7 +135,7 @@ class Parameter:
 
     def is_plain(self, value: Tensor, like: Tensor) -> bool:
         """Whether a tensor goes with vectors like these (..., n) and, where it is shared by all
-        problems, has values it may have.
+        problems, has values it may have. On a GPU they are not looked at, as it would have to wait.
         """
         if value.dtype != like.dtype or value.device != like.device or value.numel() == 0:
             return False
@@ -147,6 +148,10 @@ class Parameter:
             fits = lead >= 0
         if not fits or lead > 0 or (self.least == -math.inf and self.most == math.inf):
             return fits
+        return on_host(value, lambda: self._covers(value)) is not False
+
+    def _covers(self, value: Tensor) -> bool:
+        """Whether all numbers are within range; NaN is not."""
         if value.numel() == 1:
             return self.least <= value.item() <= self.most
         low, high = torch.aminmax(value.detach())

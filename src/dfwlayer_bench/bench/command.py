@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dfwlayer_bench import options
+from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.lasso.command import bench_lasso
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.small.command import bench_small
@@ -25,6 +26,7 @@ __all__ = ["bench"]
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
 SMALL_OUT, LASSO_OUT = Path("bench-results-small"), Path("bench-results-lasso")
+GPU_OUT = Path("bench-results-gpu")
 ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
@@ -58,7 +60,7 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small", "lasso"))
+    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu"))
     if suite == "lasso":
         _check_given(context, suite, (*ONLY_LARGE, "sizes"))
         return bench_lasso(
@@ -70,6 +72,16 @@ def bench(
             fresh=fresh,
             quick=quick,
             threads=threads,
+        )
+    if suite == "gpu":
+        _check_given(context, suite, (*(set(ONLY_LARGE) - {"dtype"}), "sizes", "systems"))
+        return bench_gpu(
+            sets=family,
+            dtype=dtype,
+            repeats=repeats,
+            seed=seed,
+            out=out if _given(context, "out") else GPU_OUT,
+            quick=quick,
         )
     if suite == "small":
         _check_given(context, suite, ONLY_LARGE)

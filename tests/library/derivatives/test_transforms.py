@@ -225,7 +225,7 @@ def test_vmap_is_one_batched_solve(monkeypatch):
         return run(self, problem, x, settings)
 
     monkeypatch.setattr(dfw.ProjectedNewton, "run", counted)
-    monkeypatch.setattr(compiled, "_loaded", [None])
+    monkeypatch.setattr(compiled, "_loaded", {"cpu": None, "cuda": None})
     _, (P, q, weight, radius) = example(1.0, rows=5, n=6)
     x = vmap(solution(1.0), in_dims=(0, 0, 0, 0))(P, q, weight, radius)
     assert seen == [(5, 6)]

@@ -99,6 +99,11 @@ class PlaneCut(Built, PolyhedralSet):
         equation = self.normal, total(self.level)
         return (form._replace(equations=(*form.equations, equation)),)
 
+    def is_plain(self, like: Tensor) -> bool:
+        """And that a box is one, which its normal form does not tell once there is an equation."""
+        closed = not isinstance(self.base, Box) or self.base.closed()
+        return closed and super().is_plain(like)
+
     def check_values(self) -> Tensor | None:
         """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
         if not self.bound:

@@ -16,6 +16,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFac
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
+from dfwlayer.ops.rows import on_host
 from dfwlayer.solution import Status
 
 __all__ = ["Box"]
@@ -42,9 +43,13 @@ class Box(PolyhedralSet):
         return (Flat(n, self.lower, self.upper),)
 
     def is_plain(self, like: Tensor) -> bool:
-        """And no bound without the other."""
+        """And no bound without the other, as far as one can tell without waiting for a GPU."""
         if not super().is_plain(like):
             return False
+        return on_host(like, self.closed) is not False
+
+    def closed(self) -> bool:
+        """Whether no coordinate has a bound without the other."""
         if self._numbers():
             return True  # looked at when they were given
         ends = (torch.as_tensor(end).isinf() for end in (self.lower, self.upper))

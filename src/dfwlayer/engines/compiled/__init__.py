@@ -1,11 +1,12 @@
-"""Whole problems inside of one compiled call, on the CPU.
+"""Whole problems inside of one compiled call.
 
 For problems with a dense quadratic objective over a set in normal form (bounds, budgets, equations,
 block by block), up to a few hundred coordinates. `attempt` answers those it can solve beyond doubt
 and leaves the others to the engines of `dfwlayer.engines`, which answer everything.
 
-Numba compiles the code when it is first needed, which takes some seconds, and keeps it on disk for
-the processes to come. Without Numba, or where it does not work, nothing is attempted.
+On the CPU Numba compiles the code when it is first needed, which takes some seconds, and keeps it
+on disk for the processes to come. On a GPU that is Triton's part, see `dfwlayer.engines.programs`.
+Where one of them is missing, or does not work, nothing is attempted there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.methods.base import Settings
@@ -22,17 +24,20 @@ __all__ = ["attempt", "available", "using"]
 
 _Attempt = Callable[[Arguments, Settings], Attempt | None]
 
+# by the device that a problem is on
+ENGINES = {"cpu": "dfwlayer.engines.compiled.engine", "cuda": "dfwlayer.engines.programs.engine"}
+
 _wanted: ContextVar[bool] = ContextVar(
     "dfwlayer_compiled", default=os.environ.get("DFWLAYER_COMPILED", "1") != "0"
 )
-_loaded: list[_Attempt | None] = []  # empty until somebody asks
+_loaded: dict[str, _Attempt | None] = {}  # empty until somebody asks
 
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt in compiled code, None if that is nothing."""
     if not _wanted.get() or not settings.compiles:
         return None
-    run = _loaded[0] if _loaded else _load()
+    run = _engine(arguments.objective.device.type)
     return None if run is None else run(arguments, settings)
 
 
@@ -46,16 +51,22 @@ def using(compiled: bool) -> Iterator[None]:
         _wanted.reset(before)
 
 
-def available() -> bool:
-    """Whether there is compiled code to be had, once it was asked for."""
-    return (_loaded[0] if _loaded else _load()) is not None
+def available(device: str = "cpu") -> bool:
+    """Whether there is compiled code to be had for a kind of device, once it was asked for."""
+    return _engine(device) is not None
 
 
-def _load() -> _Attempt | None:
+def _engine(device: str) -> _Attempt | None:
+    if device not in _loaded:
+        _loaded[device] = _load(device)
+    return _loaded[device]
+
+
+def _load(device: str) -> _Attempt | None:
+    if device not in ENGINES:
+        return None
     try:
-        from dfwlayer.engines.compiled import engine
-    except (ImportError, OSError):  # no Numba, or none that works on this platform
-        _loaded.append(None)
-    else:
-        _loaded.append(engine.attempt)
-    return _loaded[0]
+        run: _Attempt = import_module(ENGINES[device]).attempt
+    except (ImportError, OSError):  # no Numba or Triton, or none that works on this platform
+        return None
+    return run

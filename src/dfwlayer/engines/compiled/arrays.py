@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +12,65 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dfwlayer.constraints.parameters import Value
+from dfwlayer.engines.compiled.answer import Gradients, spoiled
 
-__all__ = ["Array", "Batch", "Gradients", "array_of", "narrowed", "outer", "signs", "summed"]
+__all__ = ["EPS", "Array", "Batch", "Laid", "array_of", "narrowed", "outer", "signs", "summed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Gradients = list[Tensor | None]
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+
+class Laid(ABC):
+    """A batch of problems in arrays, whose results are arrays."""
+
+    n: int
+    batch: int | None
+    dtype: torch.dtype
+
+    @property
+    def eps(self) -> float:
+        """Of the dtype."""
+        return EPS[self.dtype]
+
+    def local(self, y: Array) -> Tensor:
+        """What was found (B, n), seen from the centres."""
+        found = torch.from_numpy(y[0] if self.batch is None else y)
+        return found if self.dtype == torch.float64 else found.to(self.dtype)
+
+    def point(self, y: Array) -> Tensor:
+        """The same as it is returned."""
+        return self.local(y)
+
+    def fresh(self, found: Any) -> Tensor:
+        """In memory of its own, as the gradient needs what was found."""
+        return self.point(found.x.copy())
+
+    def seen(self, found: Any) -> Tensor:
+        """From the centres."""
+        return self.local(found.x)
+
+    def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
+        """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
+        arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
+        if np.isfinite(arriving.sum()):
+            return self.pullback(asked, found, arriving)
+        lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
+        gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
+        return spoiled(gradients, torch.from_numpy(lost))
+
+    @abstractmethod
+    def pullback(self, asked: Sequence[bool], found: Any, v: Array) -> Gradients:
+        """Gradients in the tensors from one in x (B, n)."""
 
 
 class Batch:
-    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it."""
+    """The batch size that tensors have in common, as `dfwlayer.arguments.common_batch` tells it.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    They are on one device, the CPU unless another is named.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self.dtype, self.device = dtype, device
         self.size: int | None = None
 
     def plain(self, tensor: Tensor) -> bool:
@@ -29,7 +78,7 @@ class Batch:
         return (
             type(tensor) in (Tensor, Parameter)
             and tensor.dtype == self.dtype
-            and tensor.is_cpu
+            and (tensor.is_cpu if self.device is None else tensor.device == self.device)
             and not tensor.is_neg()
         )
 

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.engines.compiled.arrays import Array, Batch, Gradients, array_of, outer, summed
+from dfwlayer.engines.compiled.answer import Gradients
+from dfwlayer.engines.compiled.arrays import EPS, Array, Batch, Laid, array_of, outer, summed
 from dfwlayer.engines.compiled.kernels.numbers import DOUBTED, SOLVED
 from dfwlayer.engines.compiled.sets import Results, Sets, sets_of
 from dfwlayer.objectives.base import Objective
 
-__all__ = ["EPS", "Layout", "lay_out"]
+__all__ = ["Layout", "lay_out"]
 
 LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
 FARTHEST = 256.0  # centres against what is found around them: the rounding of P c is not to count
-EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Centres(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Laid):
     """A batch of problems."""
 
     objective: Quadratics  # as it was given
@@ -111,16 +111,6 @@ class Layout:
         centre = None if self.centres is None else self.centres.value
         own = centre if isinstance(centre, Tensor) else None
         return (*self.objective.tensors, own, *self.sets.tensors)
-
-    @property
-    def eps(self) -> float:
-        """Of the dtype."""
-        return EPS[self.dtype]
-
-    def local(self, y: Array) -> Tensor:
-        """What was found (B, n), seen from the centres."""
-        found = torch.from_numpy(y[0] if self.batch is None else y)
-        return found if self.dtype == torch.float64 else found.to(self.dtype)
 
     def point(self, y: Array) -> Tensor:
         """The same as it is returned."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Flat, Power, Round
-from dfwlayer.engines.compiled.arrays import Array, Batch, Gradients, array_of, signs, summed
+from dfwlayer.engines.compiled.answer import Gradients
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
 from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import (
+    EPS,
     Array,
     Batch,
-    Gradients,
+    Laid,
     array_of,
     narrowed,
     outer,
@@ -23,7 +25,6 @@ from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, Spa
 from dfwlayer.engines.compiled.kernels import search
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.kernels.polytope import BUDGET, KIND, ROWS
-from dfwlayer.engines.compiled.layout import EPS
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
 from dfwlayer.engines.compiled.sets import Adjoint, Polytopes, Results, sets_of
 from dfwlayer.engines.compiled.threads import spread
@@ -37,7 +38,7 @@ LARGEST = 10**7  # coordinates of all problems together
 
 
 @dataclass(frozen=True)
-class WorkingSets:
+class WorkingSets(Laid):
     """A batch of problems that share a matrix."""
 
     objective: Objective
@@ -53,18 +54,6 @@ class WorkingSets:
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What a gradient may be asked for, those of the objective first."""
         return (self.matrix, self.vector, *self.sets.tensors)
-
-    @property
-    def eps(self) -> float:
-        """Of the dtype."""
-        return EPS[self.dtype]
-
-    def local(self, x: Array) -> Tensor:
-        """What was found (B, n)."""
-        found = torch.from_numpy(x[0] if self.batch is None else x)
-        return found if self.dtype == torch.float64 else found.to(self.dtype)
-
-    point = local  # there are no centres
 
     def search(self, start: Array, tol: float, most: int) -> Pooled | None:
         """Solve from a start (·, n), None where that has found nothing."""

@@ -13,6 +13,8 @@ from zlib import crc32
 import numba
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import SINGULAR
+
 __all__ = [
     "STAMP",
     "add",
@@ -51,8 +53,6 @@ def entry(function: Any) -> Any:
 # Numba looks at the file of a function to see whether what it kept on disk is outdated, not at the
 # files of the functions that it calls; but it does look at the values that a function refers to.
 STAMP = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-
-SINGULAR = 64.0  # units of rounding of the diagonal: a smaller pivot is what rounding left of zero
 
 
 @summing

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import (
+    CLEAR,
+    DOUBLE,
+    DOUBTED,
+    LARGEST,
+    LOST,
+    ROUNDING,
+    SINGLE,
+    SKEW,
+    SMALLEST,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+)
 from dfwlayer.engines.compiled.kernels.dense import kernel
 
 __all__ = [
@@ -25,18 +40,9 @@ __all__ = [
     "symmetric",
 ]
 
-# what became of a problem: solved, or left to others, because its numbers are not for this code, no
-# face was found to be that of the solution, that was a matter of rounding, x could not be made
-# feasible by a nudge, or the gap is too large
-SOLVED, UNFIT, LOST, DOUBTED, UNSETTLED, UNPROVEN = 0, 1, 2, 3, 4, 5
-
-ROUNDING = 16.0  # units of rounding that a sum of products is taken to be off by
-CLEAR = 64.0  # times rounding: multipliers and slacks beyond that are no rounding
-LARGEST, SMALLEST = 1e60, 1e-60  # numbers whose products of three and squares are numbers
-# |P − Pᵀ| against the largest entry of P: units of rounding of the dtype, times √n, and what is
-# averaged away in any dtype, over n, as an objective adds up n of them to tell
-SKEW, ASYMMETRY = 8.0, 5e-5
-SINGLE, DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
+# |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
+# objective adds up n of them to tell
+ASYMMETRY = 5e-5
 
 
 @kernel

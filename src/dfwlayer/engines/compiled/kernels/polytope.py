@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, EQUATION, FREE, HIGH, LOW, ZERO
 from dfwlayer.engines.compiled.kernels.dense import kernel, summing
 from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
 
@@ -35,8 +36,6 @@ __all__ = [
     "sound",
 ]
 
-EQUATION, BUDGET = 0.0, 1.0  # kinds of rows
-FREE, LOW, HIGH, ZERO = 0, 1, 2, 3  # where a coordinate is; ZERO is at the kink of |x| in a budget
 
 TRIALS = 100  # most values of a multiplier; about five are needed
 

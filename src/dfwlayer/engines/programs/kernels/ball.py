@@ -1,0 +1,297 @@
+"""A quadratic problem over a weighted ℓ2 ball, from start to certificate, in one Triton program.
+
+The method is that of `dfwlayer.engines.compiled.kernels.ball`, and so are its rules: the solution
+is that without the ball, or x(λ) with (P + λW²) x = −q for the λ > 0 at which ‖Wx‖ = t, which
+Newton's method on 1/‖Wx‖ = 1/t finds from below, with one inverse for each λ.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.programs.kernels.blocks import (
+    across,
+    again,
+    count,
+    dot,
+    entries,
+    entry,
+    jit,
+    matrix_of,
+    number,
+    outer_index,
+    product,
+    rounded,
+    row_sizes,
+    squares,
+    stored,
+    symmetry_of,
+    yes,
+)
+from dfwlayer.engines.programs.kernels.faces import invert
+
+__all__ = ["adjoint", "search"]
+
+SOLVED, UNFIT = tl.constexpr(constants.SOLVED), tl.constexpr(constants.UNFIT)
+LOST, DOUBTED = tl.constexpr(constants.LOST), tl.constexpr(constants.DOUBTED)
+UNSETTLED, UNPROVEN = tl.constexpr(constants.UNSETTLED), tl.constexpr(constants.UNPROVEN)
+CLEAR, SKEW = tl.constexpr(constants.CLEAR), tl.constexpr(constants.SKEW)
+DOUBLE = tl.constexpr(constants.DOUBLE)
+NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
+
+MOST = tl.constexpr(60)  # values of λ; about six are needed
+NEAR = tl.constexpr(0.99)  # of the radius, where a start is taken to be on the boundary
+FAINT = tl.constexpr(1e-10)  # times the curvature of f, a first λ where f alone has flat directions
+
+
+@jit
+def _inverse_of(P, curve, n, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
+    """−(P + D)⁻¹ for a diagonal D, or 1/(1 + D) without P; whether there is one."""
+    if DENSE:
+        row, column = outer_index(N, C)
+        M = P.to(tl.float64 if N <= 64 else tl.float32)
+        M += tl.where(row == column, curve.to(M.dtype)[None, :, None], 0.0)
+        whole = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=0), axis=1)
+        lane = tl.arange(0, N)
+        return invert(M, lane < n, lane < 0, whole, n, N, C)
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return 1 / (1 + curve), yes()
+
+
+@jit
+def _solve(P, M, curve, z, DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
+    """(P + D)⁻¹ z, with the inverse M, refined."""
+    if DENSE:
+        x = -product(M, z.to(M.dtype), N, C).to(tl.float64)
+        for _ in range(1 if N <= 64 else 4):
+            r = z - product(again(P, dot(x, x)), x, N, C) - curve * x
+            x -= product(M, r.to(M.dtype), N, C).to(tl.float64)
+        return x
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return M * z
+
+
+@jit
+def _size(weight, x):
+    """‖Wx‖."""
+    return tl.sqrt(tl.sum((weight * x) * (weight * x)))
+
+
+def _search(
+    P,  # (·, n, n), with three strides
+    q,  # (·, n), with two
+    weight,  # a number, (n,) or (·, n), with two
+    radius,  # (·), with one
+    start,  # (·, n) or none
+    A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
+    rhs,  # b (·, m)
+    x_out,  # (B, n), and what follows is where the results go
+    values,  # (2, B): f and the gap
+    codes,  # (2, B): what became of it, and steps
+    state,  # (B, 2n + 2): x, nothing, the multiplier
+    left,  # (1,), one is added for each problem that is left to others
+    p_batch,
+    p_row,
+    p_column,
+    q_batch,
+    q_column,
+    weight_batch,
+    weight_column,
+    radius_batch,
+    start_batch,
+    start_column,
+    a_batch,
+    rhs_batch,
+    n,
+    m,
+    batch,
+    tol,
+    most,
+    DENSE: tl.constexpr,
+    EPS: tl.constexpr,
+    MAX: tl.constexpr,
+    LARGEST: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, N)
+    cell = lane < n
+    blank = tl.zeros((N,), tl.float64)
+    linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
+    w = tl.abs(entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, x_out))
+    w = w.to(tl.float64)
+    t = tl.load(radius + b * radius_batch).to(x_out.dtype.element_ty).to(tl.float64)
+    z = blank
+    usable = yes()
+    if start is not None:
+        z = entries(start, b, start_batch, start_column, lane, cell, 0.0, state)
+        finite = count((z - z) == 0) == N
+        usable = finite | (start_batch != 0)
+        z = tl.where(finite, z, 0.0)
+    sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST)
+    sound = sound & ((w > 1 / LARGEST) | (lane >= n))
+    fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
+    limit, matrix, steep = number(1.0, blank), blank, number(1.0, blank)
+    if DENSE:
+        matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
+        skew, diagonal = symmetry_of(matrix, N, C)
+        sizes = row_sizes(matrix)
+        limit = tl.max(sizes)
+        rounding = tl.sqrt(n.to(tl.float64)) * tl.max(tl.abs(diagonal)) * (SKEW * EPS)
+        fit = fit & (skew <= rounding) & (count(sizes < LARGEST) == N) & (limit > 1 / LARGEST)
+        steep = tl.max(tl.where(cell, diagonal / tl.where(cell, w * w, 1.0), 0.0))
+
+    # the λ for which a start on the boundary would be the solution
+    at = number(0.0, blank)
+    if start is not None:
+        slope = product(matrix, z, N, C) if DENSE else z
+        across_ = tl.sum((w * z) * (w * z))
+        at = tl.maximum(-dot(slope + linear, z) / tl.where(across_ > 0, across_, 1.0), 0.0)
+        at = tl.where(_size(w, z) > t * NEAR, at, 0.0)
+    warm = at > 0
+    x, trial = blank, 0
+    going = fit
+    code = tl.where(fit, LOST, UNFIT)
+    while going:
+        curve = at * w * w
+        M, good = _inverse_of(matrix, curve, n, DENSE, N, C)
+        trial += 1
+        going = trial < MOST
+        new = steep * FAINT  # P alone is singular: begin with a λ that is next to nothing
+        if good:
+            x = _solve(matrix, M, curve, -linear, DENSE, N, C)
+            size = _size(w, x)
+            pull = w * w * x
+            fall = dot(_solve(matrix, M, curve, pull, DENSE, N, C), pull)
+            inside = (at == 0) & (size < t * (1 - CLEAR * NOISE))
+            unclear = (at == 0) & (inside == 0) & (size < t * (1 + CLEAR * NOISE))
+            passed = (size < t * (1 - CLEAR * DOUBLE)) & (warm == 0) & (at > 0)
+            new = at + (size / fall) * size * ((size - t) / t)
+            met = tl.abs(size - t) <= t * (4 * DOUBLE)
+            met = (met | (tl.abs(new - at) <= at * (2 * DOUBLE))) & (at > 0)
+            found = inside | met
+            code = tl.where(found, SOLVED, tl.where(unclear, DOUBTED, code))
+            back = (new > 0) == 0
+            going = going & ((found | unclear | passed | (back & (warm == 0))) == 0)
+            warm = warm & (back == 0)  # the start was no good one
+            new = tl.where(back, 0.0, new)
+            at = tl.where(going, new, at)
+        else:
+            going = going & (at == 0)
+            at = tl.where(going, new, at)
+    # a force that is one
+    noise = (tl.max(tl.abs(linear)) + limit * tl.max(tl.abs(x))) * NOISE
+    force = tl.max(at * w * w * tl.abs(x))
+    code = tl.where((code == SOLVED) & (at > 0) & ((force > noise * CLEAR) == 0), DOUBTED, code)
+    code = tl.where((code == SOLVED) & (trial > most), LOST, code)
+    value, gap = number(0.0, blank), number(0.0, blank)
+    if code == SOLVED:
+        size = _size(w, x)
+        shrink = tl.where((at > 0) | (size > t), t / size, 1.0)
+        x = rounded(x * shrink, x_out)
+        for nudge in range(1, 4):
+            size = _size(w, x)
+            if size > t:
+                x = rounded(x * (t / size * (1 - nudge * EPS)), x_out)
+        settled = _size(w, x) <= t
+        if A is not None:
+            value, g = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
+        else:
+            g = product(matrix, x, N, C) if DENSE else x
+            value = dot(x, 0.5 * g + linear)
+            g += linear
+        # ⟨g, x⟩ + t ‖W⁻¹g‖
+        pull = g / tl.where(cell, w, 1.0)
+        gap = tl.maximum(dot(g, x) + t * tl.sqrt(dot(pull, pull)), 0.0)
+        gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE)
+        proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
+        code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+    answered = code == SOLVED
+    if code != SOLVED:
+        tl.atomic_add(left, 1)
+    x = tl.where(answered, x, 0.0)
+    stored(x_out, b * n + lane, x, cell)
+    state += b * (2 * n + 2)
+    tl.store(state + lane, x, mask=cell)
+    tl.store(state + 2 * n, tl.where(answered, at, 0.0))
+    tl.store(codes + b, code)
+    tl.store(codes + batch + b, trial)
+    tl.store(values + b, value)
+    # a bound stays one
+    tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
+
+
+def _adjoint(
+    P,
+    weight,
+    radius,
+    codes,  # (2, B)
+    state,  # (B, 2n + 2)
+    v_in,  # (B, n), the gradient that arrives
+    u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
+    to_matrix,  # (B, n, n)
+    to_vector,  # (B, n)
+    to_weight,  # (B, n)
+    to_radius,  # (B,)
+    p_batch,
+    p_row,
+    p_column,
+    weight_batch,
+    weight_column,
+    radius_batch,
+    v_batch,
+    v_column,
+    n,
+    DENSE: tl.constexpr,
+    MAX: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+):
+    """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
+    b = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, N)
+    cell = lane < n
+    at = b * n + lane
+    state += b * (2 * n + 2)
+    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
+    x = tl.load(state + lane, mask=cell, other=0.0)
+    multiplier = tl.load(state + 2 * n)
+    signed = entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, v_in).to(tl.float64)
+    t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
+    w = tl.abs(signed)
+    u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
+    if (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N):
+        matrix = u
+        if DENSE:
+            matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
+        curve = multiplier * w * w
+        M, sound = _inverse_of(matrix, curve, n, DENSE, N, C)
+        u = _solve(matrix, M, curve, v, DENSE, N, C)
+        if multiplier > 0:
+            normal = w * w * x / t
+            moved = _solve(matrix, M, curve, normal, DENSE, N, C)
+            nu = dot(normal, u) / dot(normal, moved)
+            u -= nu * moved
+        # beyond the dtype's range there is no gradient to give; the other problems keep theirs
+        size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
+        sound = sound & (size < MAX)
+        u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
+    if u_out is not None:
+        stored(u_out, at, u, cell)
+    if to_vector is not None:
+        stored(to_vector, at, -u, cell)
+    if to_matrix is not None:
+        row, column = outer_index(N, C)
+        outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
+        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, (row < n) & (column < n))
+    if to_weight is not None:
+        # of λW²x, which has no other part along u, and of ‖Wx‖ − t
+        pull = 2 * multiplier * u + nu * x / t
+        stored(to_weight, at, -signed * x * pull, cell)
+    if to_radius is not None:
+        stored(to_radius, b, nu, b >= 0)
+
+
+search, adjoint = entry(_search), entry(_adjoint)

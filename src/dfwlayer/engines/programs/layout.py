@@ -1,0 +1,335 @@
+"""The arguments of a solve as Triton programs read them, and what they write as gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.region import Round
+from dfwlayer.engines.compiled.answer import Gradients, spoiled
+from dfwlayer.engines.compiled.arrays import narrowed
+from dfwlayer.engines.compiled.kernels.constants import BUDGET, SOLVED
+from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
+from dfwlayer.engines.programs.kernels import adjoint, ball, projection, search
+from dfwlayer.engines.programs.launch import (
+    FITS,
+    Strided,
+    launch,
+    left_so_far,
+    options_of,
+    strided,
+)
+from dfwlayer.methods.base import Settings
+from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import where_rows
+
+__all__ = ["Layout", "lay_out"]
+
+ENTRIES = 10**5  # of one matrix of least squares, whose square is formed
+# eps and the largest number of a dtype, and numbers whose products of three and squares are numbers
+LIMITS = {
+    dtype: {"EPS": torch.finfo(dtype).eps, "MAX": torch.finfo(dtype).max / 4, "LARGEST": largest}
+    for dtype, largest in ((torch.float32, 1e12), (torch.float64, 1e60))
+}
+
+_seen: dict[torch.device, int] = {}  # how many problems had been left when the host last looked
+
+
+class Quadratics(NamedTuple):
+    """The objectives; what is shared by all has a first stride of 0."""
+
+    P: Strided | None
+    q: Strided
+    A: Strided | None  # with P = AᵀA and q = −Aᵀb
+    b: Strided | None
+
+
+class Body(NamedTuple):
+    """The sets, and the kernels for them."""
+
+    search: Any
+    adjoint: Any
+    parts: tuple[Strided | None, ...]  # what describes them, None for what they have not
+    widths: tuple[int, ...]  # how many strides each has
+    needed: tuple[int, ...]  # of the parts, by the adjoint
+    tensors: tuple[Tensor | None, ...]  # what a gradient may be asked for
+    ranks: tuple[int, ...]  # of what one problem has of each
+    constants: dict[str, Any]  # what kernels are compiled for
+
+
+class Found(NamedTuple):
+    """What the programs have written of a batch (B, ·); what was left to others is zero."""
+
+    x: Tensor
+    value: Tensor
+    gap: Tensor
+    steps: Tensor
+    status: Tensor
+    left: Tensor | None  # mask of the problems that were left, None if none was
+    codes: Tensor  # (2, B): what became of a problem, and steps
+    state: Tensor  # (B, 2n + 2): x, where coordinates are held, and the multipliers
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A batch of problems."""
+
+    form: Form
+    objective: Quadratics
+    body: Body
+    options: Mapping[str, int]
+
+    @property
+    def batch(self) -> int | None:
+        return self.form.batch
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.form.matrix, self.form.vector, *self.body.tensors
+
+    def search(self, x0: Tensor | None, settings: Settings) -> Found | None:
+        form, like = self.form, self.form.vector
+        n, batch = form.n, form.batch or 1
+        start = None
+        if x0 is not None:
+            if not _starts(x0, form):
+                return None
+            start = strided(x0, 1, like)
+        x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
+        codes = like.new_empty((2, batch), dtype=torch.int64)
+        state = like.new_empty((batch, 2 * n + 2), dtype=torch.float64)
+        counter = left_so_far(like.device)
+        before = _seen.get(like.device, 0)
+        (P, q, A, b), body = self.objective, self.body
+        tensors, strides = _handed((P, q, *body.parts, start, A, b), (3, 2, *body.widths, 2, 1, 1))
+        m = 0 if A is None else A.tensor.shape[-2]
+        most = min(settings.max_steps, FITS - 1)
+        launch(
+            body.search,
+            batch,
+            like,
+            (*tensors, x, values, codes, state, counter),
+            (*strides, n, m, batch, _below(settings.tol), most),
+            self._constants("EPS", "MAX", "LARGEST"),
+            self.options["num_warps"],
+        )
+        # the only time that the host waits
+        now = _seen[like.device] = int(counter)
+        value, gap = values.unbind()
+        status, steps = codes.unbind()
+        left = status != SOLVED if now != before else None
+        if left is not None:  # another thread may have left some
+            count = int(left.sum())
+            if count == batch:
+                return None
+            left = left if count else None
+        return Found(x, value, gap, steps, status, left, codes, state)
+
+    def fresh(self, found: Found) -> Tensor:
+        """As it was written first."""
+        return found.x[0] if self.batch is None else found.x
+
+    def seen(self, found: Found) -> Tensor:
+        """As the programs have written it a second time, as the other one may be changed."""
+        x = found.state[:, : self.form.n].to(self.form.dtype)
+        return x[0] if self.batch is None else x
+
+    def gradients(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
+        """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
+        v = v.reshape(found.x.shape)
+        lost = ~torch.isfinite(v).all(-1)
+        return spoiled(self.pullback(asked, found, where_rows(~lost, v, 0)), lost)
+
+    def pullback(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
+        """Gradients in `tensors` from one in x (B, n)."""
+        form, body, like = self.form, self.body, v
+        codes, state = found.codes, found.state
+        ranks = (2, 1, *body.ranks)
+        batch, n = v.shape
+        shared = asked[0] and form.matrix is not None and not _is_own(form.matrix, 2, batch)
+        u = like.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
+        targets: list[Tensor | None] = []
+        for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
+            skipped = (i == 0 and shared) or (i < 2 and form.squared)
+            if not wanted or tensor is None or skipped:
+                targets.append(None)
+                continue
+            shape = (batch, *[n] * ranks[i])
+            own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
+            targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
+        tensors, strides = _handed(
+            (self.objective.P, *(body.parts[i] for i in body.needed)),
+            (3, *(body.widths[i] for i in body.needed)),
+        )
+        missing = [None] * (len(ranks) - len(targets))
+        launch(
+            body.adjoint,
+            batch,
+            like,
+            (*tensors, codes, state, v, u, *targets, *missing),
+            (*strides, *v.stride(), n),
+            self._constants("MAX"),
+            self.options["num_warps"],
+        )
+        gradients: Gradients = [
+            None if target is None or tensor is None else _summed(tensor, target)
+            for tensor, target in zip(self.tensors, targets, strict=True)
+        ]
+        if u is not None:
+            x = state[:, :n]
+            if form.squared:
+                gradients[:2] = _of_squares(form, asked, codes, x, u)
+            elif shared:
+                gradients[0] = _of_shared(form, x, u)
+        return gradients
+
+    def _constants(self, *names: str) -> dict[str, Any]:
+        """What a kernel is compiled for."""
+        limits = LIMITS[self.form.dtype]
+        return {
+            **self.body.constants,
+            "DENSE": self.objective.P is not None,
+            **{name: limits[name] for name in names},
+            "N": self.options["N"],
+            "C": self.options["C"],
+        }
+
+
+def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
+    """The tensors, or None for what has no normal form or does not fit."""
+    form = form_of(objective, constraint, _takes)
+    if form is None:
+        return None
+    sets, like = form.sets, form.vector
+    body = _ball(sets, like) if isinstance(sets, Round) else _polytope(sets, like)
+    options = options_of(form.n, form.matrix is not None)
+    if body is None or options is None:
+        return None
+    return Layout(form, _objective(form), body, options)
+
+
+def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
+    """Bounds, and at most two rows that tie the coordinates together."""
+    if len(sets.bounds) > 1:
+        return None
+    (bounds,), rows = sets
+    ties = [strided(part, 1, like) for row in rows for part in (row.slope, row.total)]
+    missing = [None] * (4 - len(ties))
+    parts = strided(bounds.lower, 1, like), strided(bounds.upper, 1, like), *ties, *missing
+    kind = projection.NOTHING.value
+    if rows:
+        kind = (projection.BUDGET if rows[0].kind == BUDGET else projection.EQUATION).value
+    return Body(
+        search.search,
+        adjoint.adjoint,
+        parts,
+        (2, 2, 2, 1, 2, 1),
+        (2, 4),
+        sets.tensors,
+        (1, 1, 1, 0, 1, 0),
+        {"KIND": kind, "CUT": len(rows) > 1},
+    )
+
+
+def _ball(sets: Round, like: Tensor) -> Body:
+    """A weight and a radius."""
+    values = sets.weight, sets.radius
+    parts = tuple(strided(part, 1, like) for part in values)
+    return Body(ball.search, ball.adjoint, parts, (2, 1), (0, 1), tensors_of(*values), (1, 0), {})
+
+
+def _handed(
+    parts: Sequence[Strided | None], widths: Sequence[int]
+) -> tuple[list[Tensor | None], list[int]]:
+    """Tensors and their strides, of which what is not there has none but zeros."""
+    tensors: list[Tensor | None] = []
+    strides: list[int] = []
+    for part, width in zip(parts, widths, strict=True):
+        tensors.append(None if part is None else part.tensor)
+        strides += (0,) * width if part is None else part.strides[:width]
+    return tensors, strides
+
+
+def _takes(matrix: Tensor | None, n: int) -> bool:
+    small = matrix is None or math.prod(matrix.shape[-2:]) <= ENTRIES
+    return small and options_of(n, matrix is not None) is not None
+
+
+def _starts(x0: Tensor, form: Form) -> bool:
+    """Whether x0 is a point of the problems."""
+    like = form.vector
+    if x0.dim() not in (1, 2) or x0.shape[-1] != form.n:
+        return False
+    if (x0.dtype, x0.device) != (like.dtype, like.device):
+        return False
+    return x0.dim() == 1 or (form.batch is not None and len(x0) in (1, form.batch))
+
+
+def _objective(form: Form) -> Quadratics:
+    like = form.vector
+    if not form.squared:
+        own = None if form.matrix is None else strided(form.matrix, 2, like)
+        return Quadratics(own, strided(like, 1, like), None, None)
+    assert form.matrix is not None
+    A, b = form.matrix.detach().contiguous(), form.vector.detach().contiguous()
+    wide = A.double()
+    P, q = wide.mT @ wide, -(wide.mT @ b.double().unsqueeze(-1)).squeeze(-1)
+    return Quadratics(
+        strided(P, 2, like), strided(q, 1, like), strided(A, 2, like), strided(b, 1, like)
+    )
+
+
+def _is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
+    """Whether every problem has a part of a tensor for itself."""
+    return tensor is not None and tensor.dim() > rank and len(tensor) == batch
+
+
+def _below(tol: float) -> float:
+    """In float32, in which numbers are handed to a program, but not above it."""
+    near = np.float32(tol)
+    return float(near if near <= tol else np.nextafter(near, np.float32(0)))
+
+
+def _summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
+    """One gradient for each problem, summed over what shares the tensor."""
+    if each.dtype == like.dtype and each.numel() == like.numel():
+        return each.view(like.shape)
+    if like.dim() < each.dim():
+        each = each.sum(0)
+    elif like.dim() > each.dim():
+        each = each.unsqueeze(-1)
+    return narrowed(each.sum_to_size(like.shape), like.dtype)
+
+
+def _of_shared(form: Form, x: Tensor, u: Tensor) -> Tensor:
+    """The gradient in a P that all problems share."""
+    assert form.matrix is not None
+    total = -0.5 * (u.mT @ x)
+    return narrowed((total + total.mT).reshape(form.matrix.shape), form.dtype)
+
+
+def _of_squares(
+    form: Form, asked: Sequence[bool], codes: Tensor, x: Tensor, u: Tensor
+) -> Gradients:
+    """Of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b; the numbers of what was left may be any."""
+    assert form.matrix is not None
+    A, left = form.matrix.detach().double(), (codes[0] != SOLVED).unsqueeze(-1)
+    moved = torch.where(left, 0, (A @ u.unsqueeze(-1)).squeeze(-1))
+    of_matrix = None
+    if asked[0]:
+        residual = (A @ x.unsqueeze(-1)).squeeze(-1) - form.vector.detach().double()
+        residual = torch.where(left, 0, residual)
+        if _is_own(form.matrix, 2, len(u)):
+            of_matrix = -(moved.unsqueeze(-1) * x.unsqueeze(-2))
+            of_matrix -= residual.unsqueeze(-1) * u.unsqueeze(-2)
+        else:
+            of_matrix = -(moved.mT @ x + residual.mT @ u)
+        of_matrix = narrowed(of_matrix.reshape(form.matrix.shape), form.dtype)
+    return [of_matrix, _summed(form.vector, moved) if asked[1] else None]

@@ -1,0 +1,44 @@
+"""What ``dfw bench --suite gpu`` does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from dfwlayer_bench.options import check_names, split
+from dfwlayer_bench.report.terminal import PLAIN, output, refuse
+
+__all__ = ["bench_gpu"]
+
+REPEATS, QUICK_REPEATS = 50, 5
+
+
+def bench_gpu(
+    *, sets: list[str] | None, dtype: str, repeats: int | None, seed: int, out: Path, quick: bool
+) -> int:
+    """Run the suite, write its files and print its table; returns the exit code."""
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.bench.gpu.run import CASES, SETS, as_markdown, floor_seconds, measured
+    from dfwlayer_bench.report.machine import describe
+
+    chosen = split(sets)
+    check_names("--family", chosen, SETS)
+    console = Console(stderr=True)
+    if not torch.cuda.is_available():
+        return refuse(console, "--suite gpu: PyTorch finds no CUDA device", 2)
+    count = repeats or (QUICK_REPEATS if quick else REPEATS)
+    cases = [case for case in CASES if not chosen or case[0] in chosen]
+    floor = floor_seconds(count)
+    rows = list(measured(cases, getattr(torch, dtype), count, seed))
+    table = as_markdown(rows, floor)
+    output(100).print(table, **PLAIN)
+    out.mkdir(parents=True, exist_ok=True)
+    about = {"machine": describe("cuda"), "dtype": dtype, "repeats": count, "seed": seed}
+    content = {**about, "floor": floor, "rows": [asdict(row) for row in rows]}
+    (out / "gpu.json").write_text(json.dumps(content, indent=1) + "\n")
+    (out / "gpu.md").write_text(table)
+    console.print(f"Wrote gpu.json and gpu.md to {out}", **PLAIN)
+    return 0

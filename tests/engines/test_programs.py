@@ -1,0 +1,225 @@
+"""Triton programs against tensor operations: on a CUDA device, and in Triton's interpreter."""
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+from compiled_cases import F32, F64, OBJECTIVES, SETS, N, answers, attempted, close, leaf
+from dfwlayer.engines import compiled
+from dfwlayer.ops.tensors import filled, tensors_in
+from kernel_cases import DEVICES, devices
+
+# NumPy, which the interpreter computes with, warns where a GPU does not
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch):
+    """Also for problems on the CPU, which the interpreter takes."""
+    monkeypatch.setattr(compiled, "_loaded", {})
+    gpu = compiled.ENGINES["cuda"]
+    monkeypatch.setattr(compiled, "ENGINES", {"cpu": gpu, "cuda": gpu})
+
+
+def moved(given, device, dtype=None):
+    """A copy there, whose tensors are leaves."""
+    copies = (leaf(t.detach().to(device, dtype)) for t in tensors_in(given))
+    return filled(given, copies)
+
+
+def agrees(given, device, dtype):
+    """What programs answer, against tensor operations on the CPU in float64."""
+    here = moved(given, device)
+    found = attempted(*here)
+    assert found is not None
+    assert found.left is None or not bool(found.left.all())
+    sol, gradients = answers(*here)
+    with compiled.using(False):
+        expected, right = answers(*moved(given, "cpu", F64), tol=1e-13)
+    eps = torch.finfo(dtype).eps
+    assert (sol.status == 0).all()
+    close(sol.x, expected.x, max(8 * eps, 1e-8))
+    for own, other in zip(gradients, right, strict=True):
+        close(own, other, max(500 * eps, 1e-7))
+    value, gap = sol.value.detach().double().cpu(), sol.gap.detach().double().cpu()
+    assert (value - expected.value <= gap + 8 * eps * expected.value.abs()).all()
+    with torch.no_grad():
+        assert float(here[1].violation(sol.x).max()) <= 4 * eps
+
+
+# the interpreter takes its time, so there objectives are crossed with one set only
+CROSSED = [
+    pytest.param(constraint, objective, device.values[0], marks=device.marks)
+    for device in DEVICES
+    for constraint in SETS
+    for objective in OBJECTIVES
+    if constraint != "product"
+    and (device.values[0] == "cuda" or objective == "quadratic" or constraint == "l1")
+]
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(("constraint", "objective", "device"), CROSSED)
+def test_agrees_with_tensor_operations(constraint, objective, device, dtype):
+    """The data are exact in float64, so that both solve the same problem to the last digits."""
+    lead = (2,)
+    agrees((OBJECTIVES[objective](lead, dtype), SETS[constraint](lead, dtype)), device, dtype)
+
+
+@devices
+@pytest.mark.parametrize("constraint", ["l1", "l2", "capped simplex"])
+def test_one_problem(constraint, device):
+    agrees((OBJECTIVES["quadratic"]((), F64), SETS[constraint]((), F64)), device, F64)
+
+
+@devices
+@pytest.mark.parametrize("n", [1, 17, 50, 128])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_sizes(n, dtype, device):
+    """Lanes that are no coordinates, and the inverse in float32 for more than 64 of them."""
+    root = torch.randn(2, n, n, dtype=dtype)
+    P = root.mT @ root / n + 0.5 * torch.eye(n, dtype=dtype)
+    q = torch.randn(2, n, dtype=dtype)
+    bounds = [0.2 * torch.rand(2, n, dtype=dtype) for _ in range(2)]
+    bodies = [dfw.LpBall(1, torch.full((2,), 0.7, dtype=dtype))]
+    if n < 50 or device == "cuda":  # the interpreter takes its time
+        bodies += [dfw.Box(-bounds[0], bounds[1]), dfw.Simplex()]
+        bodies += [dfw.LpBall(2, torch.full((2,), 0.3, dtype=dtype))]
+    for body in bodies:
+        agrees((dfw.Quadratic(P, q), body), device, dtype)
+
+
+@devices
+@pytest.mark.parametrize("constraint", ["l1", "l2", "simplex"])
+def test_second_derivatives(constraint, device):
+    given = OBJECTIVES["quadratic"]((), F64), SETS[constraint]((), F64)
+
+    def second(device):
+        objective, body = moved(given, device)
+        tensors = [objective.q, *tensors_in(body)]
+        x = dfw.solve(objective, body).x
+        (first, *_) = torch.autograd.grad(x.square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(first.sum(), tensors, allow_unused=True)
+
+    found = second(device)
+    with compiled.using(False):
+        expected = second("cpu")
+    for own, other in zip(found, expected, strict=True):
+        close(own, other, 1e-7)
+
+
+@devices
+def test_problems_that_are_left_are_solved_by_others(device):
+    """A row of NaN, one whose solution is at a kink, and one like any other."""
+    P = leaf(torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=F64, device=device)) + 1)
+    at_a_kink = -P.detach() @ torch.tensor([1.0, 0.5, -0.25], dtype=F64, device=device)
+    q = torch.stack((at_a_kink * torch.nan, at_a_kink, at_a_kink * 1.5)).requires_grad_()
+    body = dfw.Box(-1.0, 1.0)
+    found = attempted(dfw.Quadratic(P, q), body)
+    assert found is not None
+    assert found.left.tolist() == [True, True, False]
+    sol = dfw.solve(dfw.Quadratic(P, q), body)
+    assert sol.status.tolist() == [dfw.Status.NONFINITE, 0, 0]
+    assert sol.x[0].isnan().all()
+    torch.autograd.backward(sol.x[1:].sum())
+    with compiled.using(False):
+        other = dfw.solve(dfw.Quadratic(P.detach(), q.detach()), body)
+    torch.testing.assert_close(sol.x.detach()[1:], other.x[1:])
+    assert (q.grad[0] == 0).all()
+    assert torch.isfinite(P.grad).all()
+    # the next batch is looked at for itself
+    assert attempted(dfw.Quadratic(P, q[2:]), body).left is None
+
+
+def ones_and(like, value):
+    """A row of ones, and one of that value."""
+    return torch.stack([like.new_ones(4), like.new_full((4,), value)])
+
+
+@devices
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda bad: dfw.KSparse(bad.new_tensor([2.0, 0.5])),
+        lambda bad: dfw.LpBall(1, bad),
+        lambda bad: dfw.LpBall(2, bad),
+        lambda bad: dfw.CappedSimplex(1.0, torch.stack([bad.new_ones(4), bad.new_full((4,), -1)])),
+        lambda bad: dfw.L1Box(
+            1.0, None, -1.0, torch.stack([bad.new_ones(4), bad.new_full((4,), -1)])
+        ),
+        lambda bad: dfw.Box(-1.0, torch.stack([bad.new_ones(4), bad.new_full((4,), torch.inf)])),
+    ],
+)
+def test_values_out_of_range_have_the_same_status(body, device):
+    q = torch.randn(2, 4, dtype=F64, device=device)
+    P = torch.eye(4, dtype=F64, device=device)
+    bad = q.new_tensor([1.0, -0.5])
+    sol = dfw.solve(dfw.Quadratic(P, q), body(bad))
+    with compiled.using(False):
+        other = dfw.solve(dfw.Quadratic(P, q), body(bad))
+    assert sol.status.tolist() == other.status.tolist()
+    assert sol.status[1] != 0
+
+
+@devices
+def test_what_is_shared_and_wrong_is_refused(device):
+    q = torch.randn(2, 4, dtype=F64, device=device)
+    with pytest.raises(ValueError, match="radius"):
+        dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(1, q.new_tensor(-1.0)))
+    skew = torch.ones(4, 4, dtype=F64, device=device).triu()
+    with pytest.raises(ValueError, match="P: expected a symmetric matrix"):
+        dfw.solve(dfw.Quadratic(skew, q), dfw.LpBall(1, 0.5))
+    with pytest.raises(ValueError, match="x0"):
+        dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(1, 0.5), x0=q[0] * torch.nan)
+
+
+@devices
+@pytest.mark.parametrize("constraint", ["l1", "l2"])
+def test_starts(constraint, device):
+    """From the solution, from far away, and a row of NaN, all end at the same point."""
+    given = moved((OBJECTIVES["quadratic"]((3,), F64), SETS[constraint]((3,), F64)), device)
+    expected = dfw.solve(*given).x.detach()
+    start = expected.clone()
+    start[1] *= 100
+    start[2] = torch.nan
+    found = attempted(*given, x0=start)
+    assert found.left is None
+    torch.testing.assert_close(found.solution.x, expected)
+
+
+@devices
+def test_changed_in_place(device):
+    q = torch.randn(2, N, dtype=F64, device=device, requires_grad=True)
+    P = torch.eye(N, dtype=F64, device=device)
+    x = dfw.solve(dfw.Quadratic(P, q * 1), dfw.LpBall(1, 0.5)).x
+    P.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        x.sum().backward()
+
+
+@devices
+def test_views(device):
+    """Tensors need not be contiguous."""
+    P, q = OBJECTIVES["quadratic"]((4,), F64).P.detach(), torch.randn(N, 4, dtype=F64)
+    P, q = P.to(device), q.to(device)
+    body = dfw.Box(-q.new_full((1, N), 0.1).expand(4, N), 0.2)
+    found = attempted(dfw.Quadratic(P.mT[::2], q.mT[::2]), dfw.Box(body.lower[:2], 0.2))
+    other = attempted(
+        dfw.Quadratic(P.mT[::2].contiguous(), q.mT[::2].contiguous()), dfw.Box(-0.1, 0.2)
+    )
+    torch.testing.assert_close(found.solution.x, other.solution.x, rtol=0, atol=1e-12)
+
+
+@devices
+def test_what_is_not_for_it(device):
+    q = torch.randn(4, dtype=F64, device=device)
+    P = torch.eye(4, dtype=F64, device=device)
+    body = dfw.LpBall(1.0)
+    assert attempted(dfw.Quadratic(P, q), body) is not None
+    for options in ({"method": "dfw"}, {"differentiate": "unroll"}, {"max_steps": 0}):
+        assert attempted(dfw.Quadratic(P, q), body, **options) is None
+    assert attempted(dfw.Quadratic(P.half(), q.half()), body) is None
+    assert attempted(dfw.Quadratic(P, q), dfw.LpBall(3.0)) is None
+    assert attempted(dfw.Quadratic(-P, q), body) is None
+    large = torch.eye(129, dtype=F64, device=device)
+    assert attempted(dfw.Quadratic(large, large[0]), body) is None
