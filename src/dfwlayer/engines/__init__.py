@@ -9,7 +9,7 @@ everything. Another engine is one more module with a ``locate`` and one more ent
 - `eager`: everything.
 
 Before all of them `solve` asks `compiled`, which takes arguments as they were given and answers for
-single problems of a batch; what it leaves becomes a task.
+single problems of a batch, on a GPU by `programs`; what they leave becomes a task.
 """
 
 from dfwlayer.engines import eager, graph

@@ -11,14 +11,10 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
-
 __all__ = [
-    "EPS",
     "across",
     "again",
     "count",
@@ -44,8 +40,6 @@ __all__ = [
     "times",
     "yes",
 ]
-
-EPS = {torch.float32: constants.SINGLE, torch.float64: constants.DOUBLE}
 
 
 def jit(function: Any) -> Any:
