@@ -47,13 +47,15 @@ def agrees(given, device, dtype):
         assert float(here[1].violation(sol.x).max()) <= 4 * eps
 
 
+# what is left to others: other p, sets around a centre, products
+OTHERS = ("l1.3", "l3", "l4", "around", "product")
 # the interpreter takes its time, so there objectives are crossed with one set only
 CROSSED = [
     pytest.param(constraint, objective, device.values[0], marks=device.marks)
     for device in DEVICES
     for constraint in SETS
     for objective in OBJECTIVES
-    if constraint != "product"
+    if not any(part in constraint for part in OTHERS)
     and (device.values[0] == "cuda" or objective == "quadratic" or constraint == "l1")
 ]
 
