@@ -142,8 +142,8 @@ def test_what_is_not_for_it():
     assert attempted(dfw.Quadratic(P, q), dfw.Product([dfw.LpBall(3.0), dfw.Box()], [2, 2])) is None
     assert attempted(dfw.Quadratic(-P, q), body) is None
     assert attempted(dfw.Quadratic(P + torch.ones(4, 4).triu(1), q), body) is None
-    own = torch.eye(400, dtype=F64).expand(2, 400, 400)
-    assert attempted(dfw.Quadratic(own, torch.ones(2, 400, dtype=F64)), body) is None
+    own = torch.eye(700, dtype=F64).expand(2, 700, 700)
+    assert attempted(dfw.Quadratic(own, torch.ones(2, 700, dtype=F64)), body) is None
     assert METHODS["auto"].compiles
 
 

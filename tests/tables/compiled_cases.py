@@ -86,10 +86,6 @@ SETS = {
     "simplex around two centres": lambda b, d: dfw.Shifted(
         dfw.Shifted(dfw.Simplex(), some(b, d, low=-1.0)), some((), d)
     ),
-    "product of shifted": lambda _, d: dfw.Product(
-        [dfw.Shifted(dfw.Simplex(), 0.5), dfw.LpBall(1, 0.5, centre=leaf(torch.ones(4, dtype=d)))],
-        [4, 4],
-    ),
     "product": lambda b, d: dfw.Product(
         [dfw.LpBall(1, some(b, d, low=0.3, entries=False)), dfw.Simplex(), dfw.Box(-0.1, 0.1)],
         [3, 3, 2],

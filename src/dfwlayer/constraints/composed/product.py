@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_sizes
-from dfwlayer.constraints.base import Around, Constraint, Face
+from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
-from dfwlayer.constraints.parameters import as_entries, merged
+from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.region import Flat, Power, Region, Round
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
@@ -107,22 +107,6 @@ class Product(Constraint):
                 return None
             blocks += form
         return blocks
-
-    def around(self, like: Tensor) -> Around | None:
-        """The product of what is within, if some of the sets have a centre."""
-        parts = torch.split(like, self._counts, -1)
-        seen = [part.around(own) for part, own in zip(self.sets, parts, strict=True)]
-        if not any(seen):
-            return None
-        sets, centres = [], []
-        for part, own, found in zip(self.sets, parts, seen, strict=True):
-            sets.append(part if found is None else found.inner)
-            centre = as_entries(0.0 if found is None else found.centre, own)
-            centres.append(centre.expand(*centre.shape[:-1], own.shape[-1]))
-        lead = common_shape(*(c.shape[:-1] for c in centres))
-        centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
-        moved = Shifted(self.changed(sets=tuple(sets)), centre)
-        return Around(moved.constraint, centre, moved.placed)
 
     def is_plain(self, like: Tensor) -> bool:
         """All of the sets."""
