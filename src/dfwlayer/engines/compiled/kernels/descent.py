@@ -44,7 +44,7 @@ __all__ = ["CLEARLY", "descend", "judge"]
 
 # Rounds of spectral steps and of minimisers on faces that get smaller. A round ends when the face
 # has not changed for a while, and each may take twice as long as the last one, up to a limit; tuned
-# on the families of `dfw bench`, well and ill-conditioned, n = 10 to 500.
+# on a few problems of the family `ill` of `dfw bench`, n = 50 to 200.
 ROUNDS = 40
 BLOCK, BLOCKS = 25, 400  # most spectral steps in the first round, and in any
 SETTLED, SURE = 2, 32  # steps without a change of the face, after which it is tried
