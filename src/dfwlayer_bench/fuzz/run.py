@@ -14,6 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import dfwlayer
+
 __all__ = ["PHASES", "Options", "Report", "State", "execute"]
 
 PHASES = ("problems", "gradients", "bad-inputs", "soak")
@@ -179,6 +181,7 @@ def execute(options: Options, report: Report) -> tuple[State, bool]:
 
 def results(phase: str, options: Options, first: int) -> Iterator[dict[str, Any]]:
     """The results of a phase's tasks in order, for ever."""
+    dfwlayer.warm_up()  # once for all processes, and not within the time that a batch may take
     if options.jobs == 1:
         index = first
         while True:
