@@ -305,3 +305,27 @@ def test_ill_conditioned(family, n):
     with compiled.using(False):
         other = dfw.solve(dfw.Quadratic(P, q), body, tol=1e-13)
     close(sol.x, other.x, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        *(dfw.LpBall(p) for p in (1, 1.5, 2, 3)),
+        dfw.Box(),
+        dfw.Simplex(),
+        dfw.PlaneCut(dfw.Box(), 1.0, 0.0),
+    ],
+    ids=repr,
+)
+def test_a_face_does_not_hide_what_bends_down(constraint):
+    """f may be convex along the face of a solution and not elsewhere: that is no certificate."""
+    torch.manual_seed(0)
+    R = torch.randn(100, 4, 4, dtype=F64)
+    values, vectors = torch.linalg.eigh(R @ R.mT)
+    values[:, 0] = -0.3 * values[:, 1]
+    P, q = vectors * values.unsqueeze(-2) @ vectors.mT, torch.randn(100, 4, dtype=F64)
+    assert attempted(dfw.Quadratic(0.5 * (P + P.mT), q), constraint) is None
+    values[:, 0] = 0.0  # flat is not down
+    P = vectors * values.unsqueeze(-2) @ vectors.mT
+    sol = dfw.solve(dfw.Quadratic(0.5 * (P + P.mT), q), constraint)
+    assert (sol.status != dfw.Status.NOT_CONVEX).all()

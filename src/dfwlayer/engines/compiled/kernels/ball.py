@@ -35,6 +35,7 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     UNFIT,
     UNPROVEN,
     UNSETTLED,
+    convex,
     holds,
     own,
     rounded,
@@ -216,7 +217,7 @@ def _on_disk(stamp):
         for b in range(first, end):
             codes[0, b] = UNFIT
             own_P = symmetric(P[own(b, P)], eps)
-            if dense and len(own_P) == 0:
+            if dense and (len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L))):
                 continue
             own_q, weight = q[own(b, q)], weights[own(b, weights)]
             radius = radii[own(b, radii), 0]

@@ -34,6 +34,7 @@ __all__ = [
     "UNFIT",
     "UNPROVEN",
     "UNSETTLED",
+    "convex",
     "holds",
     "own",
     "rounded",
@@ -43,6 +44,8 @@ __all__ = [
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell
 ASYMMETRY = 5e-5
+FACTORED = 64  # coordinates up to which P is factorised to tell whether it bends down
+BENT = 16.0  # units of rounding of the dtype, times n, of its largest entry, by which it may
 
 
 @kernel
@@ -75,6 +78,45 @@ def symmetric(P, eps):
         for j in range(i + 1):
             out[i, j] = out[j, i] = 0.5 * (P[i, j] + P[j, i])
     return out
+
+
+@kernel
+def convex(P, eps, L):
+    """Whether P has no eigenvalue below zero, to rounding; of a large one, none of two coordinates.
+
+    A solution on a face shows the curvature along it, and a certificate takes the rest for granted.
+    L (n, n) is scratch.
+    """
+    n = len(P)
+    largest = 0.0
+    for i in range(n):
+        largest = max(largest, abs(P[i, i]))
+    rounding = BENT * n * eps * largest
+    for i in range(n):
+        if P[i, i] < -rounding:
+            return False
+        for j in range(i):
+            if abs(P[i, j]) > np.sqrt(max(P[i, i] * P[j, j], 0.0)) + rounding:
+                return False
+    if n > FACTORED:
+        return True
+    for i in range(n):
+        for j in range(n):
+            L[i, j] = P[i, j]
+    for k in range(n):
+        pivot, row = L[k, k], L[k]
+        if pivot < -rounding:
+            return False
+        if pivot <= rounding:  # flat: of a convex function its slope does not change either
+            for i in range(k + 1, n):
+                if abs(row[i]) > np.sqrt(max(L[i, i], 0.0) * rounding) + rounding:
+                    return False
+            continue
+        for i in range(k + 1, n):
+            factor, below = row[i] / pivot, L[i]
+            for j in range(i, n):
+                below[j] -= factor * row[j]
+    return True
 
 
 @kernel

@@ -47,6 +47,7 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     UNFIT,
     UNPROVEN,
     UNSETTLED,
+    convex,
     holds,
     own,
     symmetric,
@@ -117,7 +118,7 @@ def _on_disk(stamp):
             own_P, own_q, body = P[own(b, P)], q[own(b, q)], bodies[own(b, bodies)]
             if dense:
                 own_P = symmetric(own_P, eps)
-                if len(own_P) == 0:
+                if len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L)):
                     continue
             copy(start[own(b, start)], work[X])
             for i in range(n):  # the last solution of a problem that was bad then
