@@ -218,19 +218,10 @@ class Balls:
 
 
 @dataclass(frozen=True)
-class Powers:
+class Powers(Balls):
     """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
 
     p: float
-    weight: Value
-    radius: Value
-    weights: Array  # |w|, (·, n)
-    radii: Array  # (·, 1)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        parts = self.weight, self.radius
-        return tuple(part if isinstance(part, Tensor) else None for part in parts)
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n = start.shape[1]
@@ -276,7 +267,7 @@ def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets 
         if isinstance(form[0], Round):
             return Balls(*parts)
         p = form[0].p
-        return Powers(p, *parts) if FLATTEST <= p <= STEEPEST else None
+        return Powers(*parts, p) if FLATTEST <= p <= STEEPEST else None
     return _polytopes(form, n, batch)
 
 
