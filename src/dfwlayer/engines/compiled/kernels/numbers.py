@@ -19,7 +19,7 @@ from dfwlayer.engines.compiled.kernels.constants import (
     UNPROVEN,
     UNSETTLED,
 )
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import factor, kernel
 
 __all__ = [
     "CLEAR",
@@ -88,6 +88,12 @@ def convex(P, eps, L):
     L (n, n) is scratch.
     """
     n = len(P)
+    if n <= FACTORED:  # most are definite, and this is the quickest way to tell
+        for i in range(n):
+            for j in range(i + 1):
+                L[i, j] = P[i, j]
+        if factor(L, n):
+            return True
     largest = 0.0
     for i in range(n):
         largest = max(largest, abs(P[i, i]))
@@ -113,9 +119,9 @@ def convex(P, eps, L):
                     return False
             continue
         for i in range(k + 1, n):
-            factor, below = row[i] / pivot, L[i]
+            share, below = row[i] / pivot, L[i]
             for j in range(i, n):
-                below[j] -= factor * row[j]
+                below[j] -= share * row[j]
     return True
 
 
