@@ -120,10 +120,11 @@ def warm_up() -> bool:
     with compiled.using(True), torch.enable_grad():
         eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         q.requires_grad_()
+        wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
         for objective, p in (
             (Quadratic(eye, q), 1.0),  # flat sets, also those that are only projected onto
             (Quadratic(None, q), 1.0),
-            (LeastSquares(eye.to_sparse(), q), 1.0),  # and by columns
+            (LeastSquares(wide.to_sparse(), 9 * q), 1.0),  # and by columns
             (Quadratic(eye, q), 2.0),  # round ones
             (Quadratic(eye, q), 3.0),
         ):

@@ -12,6 +12,7 @@ import torch
 import dfwlayer as dfw
 from compiled_cases import F64, N
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled.kernels import ball, exchange, nearest, outside, power, search
 
 
 def test_without_numba(monkeypatch):
@@ -76,3 +77,12 @@ def test_where_nothing_can_be_written():
         "assert dfw.solve(f, dfw.LpBall(2, 0.5)).converged"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_warm_up_leaves_nothing_to_compile():
+    """Every way in from Python has been called, forwards and backwards, also those by columns."""
+    assert dfw.warm_up()
+    ways = (search.search, search.adjoint, nearest.search, nearest.adjoint, exchange.exchange)
+    ways += (ball.search, ball.adjoint, power.search, power.adjoint)
+    ways += (outside.begin, outside.assess, outside.certify)
+    assert all(way.signatures for way in ways)

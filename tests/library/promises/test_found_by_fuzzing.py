@@ -354,6 +354,25 @@ def test_a_gradient_that_is_not_finite_goes_on(curved, constraint, dtype, arrivi
     assert torch.isfinite(gradient[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0])
+def test_what_problems_share_is_not_finite_as_a_whole(p):
+    """Also where there are as many of them as coordinates."""
+    P, w, t = (
+        torch.eye(3, dtype=F64) + 0.1,
+        torch.ones(3, dtype=F64),
+        0.5 + torch.rand(3, dtype=F64),
+    )
+    for given in (P, w, t):
+        given.requires_grad_()
+    x = dfw.solve(dfw.Quadratic(P, draw(3, 3, seed=2)), dfw.LpBall(p, 0.3 * t, w)).x
+    v = torch.ones_like(x)
+    v[1, 0] = torch.nan
+    of_P, of_w, of_t = torch.autograd.grad(x, (P, w, t), v)
+    assert not torch.isfinite(of_P).any()
+    assert not torch.isfinite(of_w).any()
+    assert torch.isfinite(of_t).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
 def test_x_has_its_digits_where_the_gap_is_lost(p):
     """On a curved face the gap is the square of the error, and shows half of the digits."""

@@ -97,16 +97,19 @@ class _Solution(torch.autograd.Function):
 
 
 def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
-    """Gradients, NaN where one of these problems (B,) has a part in them."""
+    """Gradients, NaN where one of these problems (B,) has a part in them, a matrix first."""
 
-    def spoil(gradient: Tensor) -> Tensor:
+    def spoil(gradient: Tensor, rank: int) -> Tensor:
         if gradient.layout != torch.strided:
             return gradient * torch.where(lost.any(), torch.nan, 1.0).to(gradient.dtype)
-        own = len(lost) > 1 and gradient.dim() > 0 and len(gradient) == len(lost)
+        own = gradient.dim() > rank and len(gradient) == len(lost)
         mask = lost.reshape(-1, *[1] * (gradient.dim() - 1)) if own else lost.any()
         return torch.where(mask, torch.nan, gradient)
 
-    return [None if gradient is None else spoil(gradient) for gradient in gradients]
+    return [
+        None if gradient is None else spoil(gradient, 1 if place else 2)
+        for place, gradient in enumerate(gradients)
+    ]
 
 
 def _differentiably(
