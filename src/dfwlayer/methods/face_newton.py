@@ -42,7 +42,7 @@ def _step(model: Model, system: FaceSystem, at: Iterate) -> Tensor:
         matrix = free * matrix * free.mT + torch.diag_embed(1 - free.squeeze(-1))
     else:
         tangent = dense(system.tangent, x)
-        size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(TINY)[:, None, None]
+        size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(TINY)[..., None, None]
         matrix = tangent.mT @ matrix @ tangent + size * (torch.eye(n).to(tangent) - tangent)
     own = matrix.diagonal(dim1=-2, dim2=-1).clamp(TINY, HUGE).unsqueeze(-1)
     unit = own.rsqrt()
@@ -58,7 +58,7 @@ def _step(model: Model, system: FaceSystem, at: Iterate) -> Tensor:
         steep = torch.cholesky_solve(normal, factor)
         width = (normal * steep).sum(-2, keepdim=True)
         u = u - steep * ((normal * u).sum(-2, keepdim=True) / torch.where(width > 0, width, 1))
-    u = torch.where((info == 0)[:, None, None] & torch.isfinite(u), u, unit * right)
+    u = torch.where((info == 0)[..., None, None] & torch.isfinite(u), u, unit * right)
     u = (unit * u).squeeze(-1).to(x.dtype)
     return u[0] if single else u
 

@@ -1,5 +1,7 @@
 """What random problems brought to light, each as the class it is a member of."""
 
+import math
+
 import pytest
 import torch
 
@@ -9,8 +11,12 @@ from dfwlayer.certificate import certify
 from dfwlayer.constraints.composed.plane_dual import plane_dual
 from dfwlayer.constraints.polyhedra.knapsack import falling_root
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation
+from dfwlayer.engines import compiled
+from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods import Problem
+from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.phases import Iterate
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -459,3 +465,45 @@ def test_f_falls_by_next_to_nothing_and_the_gap_stays(dtype):
 
     sol = dfw.solve(dfw.Smooth(f, A, b, c, shape=(1, 3)), dfw.SpectralBall(40.0, shape=(1, 3)))
     assert all(int(s) in DONE for s in sol.status)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 10.0, math.inf])
+def test_a_ball_that_is_a_point_among_others(p, compiles):
+    """Its x is 0 whatever the weights are, and the gradients of the others are theirs alone."""
+    gen = torch.Generator().manual_seed(5)
+    q, weight = (torch.randn(4, 3, generator=gen, dtype=F64) for _ in range(2))
+    P = torch.diag_embed(torch.rand(4, 3, generator=gen, dtype=F64) + 0.5)
+    radius = torch.tensor([0.0, 0.3, 0.0, 0.7], dtype=F64)
+
+    def gradients(rows):
+        leaves = [t[rows].clone().requires_grad_() for t in (P, q, weight, radius)]
+        with compiled.using(compiles):
+            x = dfw.solve(dfw.Quadratic(*leaves[:2]), dfw.LpBall(p, leaves[3], leaves[2])).x
+        return torch.autograd.grad((x * torch.arange(1.0, 4, dtype=F64)).sum(), leaves)
+
+    together, apart = gradients([0, 1, 2, 3]), gradients([1, 3])
+    for all_of_them, others in zip(together, apart, strict=True):
+        assert torch.isfinite(all_of_them).all()
+        torch.testing.assert_close(all_of_them[[1, 3]], others, rtol=1e-9, atol=1e-12)
+    assert (together[2][[0, 2]] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [None, 1, 3])
+def test_newton_on_a_face_with_several_normals(rows):
+    """A step for one problem and for a batch is the same."""
+    gen = torch.Generator().manual_seed(8)
+    constraint = dfw.Product([dfw.LpBall(1, 0.4), dfw.LpBall(1, 0.3)], [3, 2])
+    A = torch.randn(6, 5, generator=gen, dtype=F64)
+    b = torch.randn(6, generator=gen, dtype=F64)
+    objective = dfw.LeastSquares(A, b).bind(None)
+    x = dfw.solve(objective, constraint).x
+    bound = constraint.bind((5,), F64, x.device)
+    at = x if rows is None else x.expand(rows, 5)
+    problem = Problem(objective, bound, None)
+    value, gradient, face = problem.face_at(at)
+    assert len(face.normals) > 1
+    iterate = Iterate(problem, at, value, gradient, 0.0, math.inf, False, 100, 0.0)
+    step = newton_step(iterate, FaceSystem(objective, face, at))
+    assert step is not None
+    torch.testing.assert_close(step.reshape(-1, 5), torch.zeros_like(at).reshape(-1, 5))

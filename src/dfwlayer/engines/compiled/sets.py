@@ -208,11 +208,16 @@ class Balls:
         spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
         return Adjoint(u, nu, None)
 
+    @property
+    def _lengths(self) -> Array:
+        """The radii, 1 where a ball is a point, whose x = 0 has no derivative but in its centre."""
+        return np.where(self.radii > 0, self.radii, 1.0)
+
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         """Of λW²x, which has no other part along u, and of ‖Wx‖ − t."""
         of_weight: Tensor | None = None
         if asked[0]:
-            pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self.radii
+            pull = 2 * found.multipliers * adjoint.u + adjoint.nu * found.x / self._lengths
             of_weight = summed(self.weight, -self.weights * found.x * pull * signs(self.weight))
         return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
 
@@ -248,8 +253,8 @@ class Powers(Balls):
         of_weight: Tensor | None = None
         if asked[0]:
             size = np.abs(found.x)
-            force = (self.weights * size / self.radii) ** (self.p - 1)
-            pull = found.multipliers / self.radii * self.p * np.sign(found.x) * adjoint.u
+            force = (self.weights * size / self._lengths) ** (self.p - 1)
+            pull = found.multipliers / self._lengths * self.p * np.sign(found.x) * adjoint.u
             each = -force * (pull + adjoint.nu * size) * signs(self.weight)
             of_weight = summed(self.weight, each)
         return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
