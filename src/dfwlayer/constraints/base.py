@@ -15,7 +15,7 @@ from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
-from dfwlayer.constraints.region import Flat, Power, Region, Round
+from dfwlayer.constraints.region import Block, Region
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
@@ -356,8 +356,10 @@ class Constraint(ABC):
         """A bound set for vectors like these (B, n) as bounds, budgets and equations."""
         return None
 
-    def normal_form(self, n: int) -> Sequence[Flat | Round | Power] | None:
+    def normal_form(self, n: int) -> Sequence[Block] | None:
         """Bounds, budgets and equations, or a ball, for each block of the n coordinates.
+
+        Or a polyhedron, which is the only block then.
 
         Asked of a set as it was given, after `is_plain`. What depends on its parameters does so for
         autograd, too. A problem whose parameters make no set may have NaN in its place.

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from dfwlayer.constraints.parameters import Value
 
-__all__ = ["Flat", "Power", "Region", "Round", "multiplied", "total"]
+__all__ = ["Block", "Flat", "Linear", "Power", "Region", "Round", "multiplied", "total"]
 
 
 class Flat(NamedTuple):
@@ -44,6 +44,21 @@ class Power(NamedTuple):
     p: float
     weight: Value  # w
     radius: Value  # t
+
+
+class Linear(NamedTuple):
+    """{x : l ≤ x ≤ u, G x ≤ h, A x = b} for n coordinates, as it was given."""
+
+    n: int
+    lower: Value  # l, a number, (n,) or (B, n), may be −∞
+    upper: Value  # u, likewise, may be ∞
+    G: Tensor | None  # (m, n) or (B, m, n)
+    h: Value  # a number, (m,) or (B, m), may be ∞
+    A: Tensor | None  # (k, n) or (B, k, n)
+    b: Value  # a number, (k,) or (B, k)
+
+
+Block = Flat | Round | Power | Linear
 
 
 def total(value: Value) -> Value:

@@ -18,7 +18,7 @@ from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, pro
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
-from dfwlayer.constraints.region import Flat, Power, Region, Round, multiplied, total
+from dfwlayer.constraints.region import Block, Flat, Power, Region, Round, multiplied, total
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
@@ -224,7 +224,7 @@ class LpBall(Ball):
         reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
         return Region.of(like, -reach, reach)
 
-    def normal_form(self, n: int) -> Sequence[Flat | Round | Power] | None:
+    def normal_form(self, n: int) -> Sequence[Block] | None:
         """Flat for p = 1 and ∞."""
         weight, radius = 1.0 if self.weight is None else self.weight, total(self.radius)
         if self.p == 2:

@@ -17,7 +17,7 @@ from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
-from dfwlayer.constraints.region import Flat, Power, Region, Round
+from dfwlayer.constraints.region import Block, Region
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
 
@@ -98,9 +98,9 @@ class Product(Constraint):
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
         return Shifted(whole, centre).as_bound()
 
-    def normal_form(self, n: int) -> Sequence[Flat | Round | Power] | None:
+    def normal_form(self, n: int) -> Sequence[Block] | None:
         """The blocks of the sets, one after the other."""
-        blocks: list[Flat | Round | Power] = []
+        blocks: list[Block] = []
         for part, count in zip(self.sets, self._counts, strict=True):
             form = part.normal_form(count)
             if form is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Flat, Power, Round
+from dfwlayer.constraints.region import Block, Flat, Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
 from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
@@ -260,8 +260,10 @@ class Powers(Balls):
         return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
 
 
-def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets | None:
+def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
     """Blocks in normal form as arrays, None where they are not for compiled code."""
+    if isinstance(form[0], Linear):
+        return None
     if not isinstance(form[0], Flat):
         weight, radius = form[0].weight, form[0].radius
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
@@ -276,7 +278,7 @@ def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets 
     return _polytopes(form, n, batch)
 
 
-def _polytopes(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Polytopes | None:
+def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
     """Bounds, budgets and equations as arrays."""
     parts: list[Value] = []
     structure: list[Any] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Flat, Power, Round
+from dfwlayer.constraints.region import Block, Flat, Round
 from dfwlayer.engines.compiled.arrays import Batch
 from dfwlayer.engines.compiled.kernels.constants import BUDGET, EQUATION
 from dfwlayer.objectives.base import Objective
@@ -92,7 +92,7 @@ def form_of(
     return Form(matrix, vector, squared, sets, n, batch.size, vector.dtype)
 
 
-def _sets(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> FlatForm | Round | None:
+def _sets(form: Sequence[Block], n: int, batch: Batch) -> FlatForm | Round | None:
     """Blocks in normal form, if their tensors fit."""
     if isinstance(form[0], Round):
         fit = len(form) == 1 and all(batch.fits(part, 1) for part in form[0][1:])
