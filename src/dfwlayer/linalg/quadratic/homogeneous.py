@@ -26,6 +26,7 @@ PROVEN = 1e-9  # what a proof may be off by, relative to what it proves
 BOUNDARY = 0.99  # of the way to where a number would be zero
 RIDGE = 1e-11  # added to P and taken from 0 below A, for a factor; refinement takes it away again
 LEAST = 1e-13  # of steps; below nothing moves any more
+ROUGH = 1e-2  # the same for a start, which need not solve anything
 REFINEMENTS = 2
 CLOSE = 1e-5  # residuals below which no progress is rounding
 PATIENCE = 3  # steps without progress
@@ -121,8 +122,8 @@ class _Rows:
         """From one system with s = z, both moved to where they are positive."""
         program = self.program
         ones = torch.where(self.held, 1.0, 0.0).to(self.limits)
-        system = _System(program, ones)
-        x, nu, z = system.solve(-program.q, program.b, self.limits)
+        system = _System(program, ones, ROUGH)
+        x, nu, z = system.once(-program.q, program.b, self.limits)
         z = z * ones
         s = -z
         s, z = (self._positive(part) for part in (s, z))
@@ -223,10 +224,13 @@ class _Rows:
             return inner + (self.limits * z).sum(-1, keepdim=True)
 
         above = -rest * state.tau - corner / at.tau - row(x1, nu1, z1)
-        # by the equations that x2, ν2 and z2 solve, a sum of terms that are all negative
+        # by the equations that x2, ν2 and z2 solve, a sum of terms that are all negative; where
+        # they are not solved, as H is singular, the sum itself
         way = x2 - at.x / at.tau
-        below = -at.kappa / at.tau - (way * times(program.P, way)).sum(-1, keepdim=True)
-        below = below - (at.s / _or_one(at.z) * z2**2).sum(-1, keepdim=True)
+        terms = (way * times(program.P, way)).sum(-1, keepdim=True)
+        terms = terms + (at.s / _or_one(at.z) * z2**2).sum(-1, keepdim=True)
+        bend = (at.x * state.product).sum(-1, keepdim=True) / at.tau**2
+        below = torch.minimum(-terms, row(x2, nu2, z2) - bend) - at.kappa / at.tau
         tau = above / torch.where(below < 0, below, -1e-300)
         x, nu, z = x1 + tau * x2, nu1 + tau * nu2, z1 + tau * z2
         s = torch.where(self.held, (pair - at.s * z) / _or_one(at.z), 0)
@@ -244,7 +248,7 @@ class _Rows:
 class _System:
     """[P Aᵀ Rᵀ; A 0 0; R 0 −1/w] for weights w ≥ 0 of the rows, by Cholesky."""
 
-    def __init__(self, program: Program, weight: Tensor) -> None:
+    def __init__(self, program: Program, weight: Tensor, ridge: float = RIDGE) -> None:
         self.program, self.weight = program, weight
         P, G, A = program.P, program.G, program.A
         m, n = G.shape[-2:]
@@ -253,7 +257,7 @@ class _System:
         if m:
             H = H + G.mT @ (weight[:, :m].unsqueeze(-1) * G)
         own = weight[:, m : m + n] + weight[:, m + n :]
-        H = H + torch.diag_embed(own + RIDGE)
+        H = H + torch.diag_embed(own + ridge)
         self.unit = H.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()
         H = H * self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
         self.factor = cholesky(H)
@@ -261,22 +265,22 @@ class _System:
         if A.shape[-2]:
             half = torch.linalg.solve_triangular(self.factor, self.slopes.mT, upper=False)
             schur = half.mT @ half
-            schur.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+            schur.diagonal(dim1=-2, dim2=-1).add_(ridge)
             self.schur = cholesky(schur)
 
     def solve(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(x, ν, z) for a right-hand side, with what the ridge has changed taken back."""
         program, weight = self.program, self.weight
-        x, nu, z = self._once(dual, equations, rows)
+        x, nu, z = self.once(dual, equations, rows)
         for _ in range(REFINEMENTS):
             left = dual - times(program.P, x) - times(program.A.mT, nu) - program.gathered(z)
             missing = equations - times(program.A, x)
             beside = rows - program.across(x) + torch.where(weight > 0, z / _or_one(weight), 0)
-            x1, nu1, z1 = self._once(left, missing, torch.where(weight > 0, beside, 0))
+            x1, nu1, z1 = self.once(left, missing, torch.where(weight > 0, beside, 0))
             x, nu, z = x + x1, nu + nu1, z + z1
         return x, nu, z
 
-    def _once(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def once(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         program, weight = self.program, self.weight
         right = (dual + program.gathered(weight * rows)) * self.unit
         x = torch.cholesky_solve(right.unsqueeze(-1), self.factor)
