@@ -45,6 +45,8 @@ class InteriorPoint:
             )
         if x.numel() == 0:
             return _empty(problem, x)
+        if settings.max_steps == 0:
+            return _start(problem, rows, x)
         if problem.objective.quadratic:
             return _quadratic(problem, rows, x, settings)
         return _newton(problem, rows, x, settings)
@@ -74,8 +76,8 @@ def _quadratic(problem: Problem, rows: Program, x: Tensor, settings: Settings) -
     if bool(bent_down.any()):  # a feasible point is all that can be had
         eye = torch.eye(x.shape[-1], dtype=program.q.dtype, device=x.device)
         program = program._replace(P=torch.where(bent_down[:, None, None], eye, program.P))
-    found = minimise(program)
-    status = _status(found)
+    found = minimise(program, settings.max_steps)
+    status = _status(found, settings.max_steps)
     status = torch.where(bent_down & ~found.empty, int(Status.NOT_CONVEX), status)
     return _outcome(problem, program, model, found, x, status, found.steps, settings)
 
@@ -92,7 +94,7 @@ def _newton(problem: Problem, rows: Program, x: Tensor, settings: Settings) -> O
     model = _model(problem, at)
     program = _program(rows, model)
     found = minimise(program)
-    status = _status(found)
+    status = _status(found, settings.max_steps)
     for _ in range(settings.max_steps):
         value, gradient = objective.value_and_gradient(at)
         if settings.stopped(problem, at, value, gradient, steps.reshape(lead)):
@@ -121,7 +123,7 @@ def _newton(problem: Problem, rows: Program, x: Tensor, settings: Settings) -> O
         model = _model(problem, at)
         program = _program(rows, model)
         found = minimise(program)
-        status = _status(found)
+        status = _status(found, settings.max_steps)
     else:
         ended = (going & (status == Status.ROUNDING_FLOOR)).logical_and(~found.empty)
         status = torch.where(ended, int(Status.MAX_STEPS), status)
@@ -134,8 +136,9 @@ def _newton(problem: Problem, rows: Program, x: Tensor, settings: Settings) -> O
     return _outcome(problem, program, model, near, x, status, steps, settings)
 
 
-def _status(found: Answer) -> Tensor:
-    status = torch.where(found.exact, int(Status.ROUNDING_FLOOR), int(Status.STALLED))
+def _status(found: Answer, most: int) -> Tensor:
+    ended = torch.where(found.steps >= most, int(Status.MAX_STEPS), int(Status.STALLED))
+    status = torch.where(found.exact, int(Status.ROUNDING_FLOOR), ended)
     status = torch.where(found.endless, int(Status.UNBOUNDED), status)
     return torch.where(found.empty, int(Status.INFEASIBLE), status)
 
@@ -194,6 +197,17 @@ def _bends_down(P: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
     shifted = P + torch.diag_embed((rounding * largest).unsqueeze(-1).expand(P.shape[:-1]))
     bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
     return bent
+
+
+def _start(problem: Problem, rows: Program, x: Tensor) -> Outcome:
+    """The point of the set next to x."""
+    eye = torch.eye(x.shape[-1], dtype=rows.q.dtype, device=x.device)
+    inside = problem.constraint.violation(x) == 0
+    near = minimise(rows._replace(P=eye.unsqueeze(0), q=-x.double().reshape(rows.q.shape)))
+    at = torch.where(inside.unsqueeze(-1), x, near.x.to(x.dtype).reshape(x.shape))
+    none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    empty = near.empty.reshape(x.shape[:-1])
+    return Outcome(at, none, torch.where(empty, int(Status.INFEASIBLE), int(Status.MAX_STEPS)))
 
 
 def _empty(problem: Problem, x: Tensor) -> Outcome:
