@@ -34,6 +34,11 @@ def minimise(program: Program, most: int = STEPS) -> Answer:
 
     After ``most`` steps it ends with a feasible point wherever it is.
     """
+    if not len(program.q):
+        x, limits = program.q, program.limits
+        count = torch.zeros_like(x[:, 0], dtype=torch.long)
+        none = count > 0
+        return Answer(x, program.b, limits, limits.isnan(), none, none, none, count)
     fixed = program.lower >= program.upper
     crossed = (program.lower > program.upper).any(-1)
     reduced = _without(program, fixed & ~crossed.unsqueeze(-1))
