@@ -10,7 +10,8 @@ from dfwlayer.constraints.composed.plane_dual import plane_dual
 from dfwlayer.constraints.polyhedra.knapsack import falling_root
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation
 from dfwlayer.methods import Problem
-from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.interior_point import interior_point
+from dfwlayer.methods.region_face import on_face
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
