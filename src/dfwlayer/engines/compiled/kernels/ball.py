@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -23,24 +25,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    rounded,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.numbers import convex, holds, own, rounded, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -111,7 +96,7 @@ def _secular(P, q, weight, radius, start, x, z, L):
     for trial in range(MOST):
         if not _factorised(P, weight, at, L):
             if at > 0:
-                return 0.0, -LOST
+                return 0.0, -outcome.LOST
             # P alone is singular: begin with a λ that is next to nothing
             for i in range(n):
                 at = max(at, FAINT * P[i, i] / (weight[i] * weight[i]))
@@ -130,9 +115,9 @@ def _secular(P, q, weight, radius, start, x, z, L):
             if size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
                 return 0.0, 1
             if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
-                return 0.0, -DOUBTED
+                return 0.0, -outcome.DOUBTED
         if size < radius * (1 - CLEAR * DOUBLE) and not warm:
-            return 0.0, -LOST  # it is approached from above
+            return 0.0, -outcome.LOST  # it is approached from above
         if abs(size - radius) <= 4 * DOUBLE * radius:
             return at, trial + 1
         for i in range(n):
@@ -144,13 +129,13 @@ def _secular(P, q, weight, radius, start, x, z, L):
         new = at + (size / steep) * size * ((size - radius) / radius)
         if not new > 0:
             if not warm:
-                return 0.0, -LOST
+                return 0.0, -outcome.LOST
             warm, at = False, 0.0  # the start was no good one
             continue
         if abs(new - at) <= 2 * DOUBLE * at:
             return at, trial + 1
         at = new
-    return 0.0, -LOST
+    return 0.0, -outcome.LOST
 
 
 @kernel
@@ -215,7 +200,7 @@ def _on_disk(stamp):
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         z, g = np.empty(n), np.empty(n)
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             own_P = symmetric(P[own(b, P)], eps)
             if dense and (len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L))):
                 continue
@@ -228,7 +213,7 @@ def _on_disk(stamp):
             begin = start[own(b, start)]
             multiplier, taken = _secular(own_P, own_q, weight, radius, begin, point, z, L)
             if taken < 0 or taken > most:
-                codes[0, b] = -taken if taken < 0 else LOST
+                codes[0, b] = -taken if taken < 0 else outcome.LOST
                 continue
             # a force that is one
             noise, widest = 0.0, 0.0
@@ -240,10 +225,10 @@ def _on_disk(stamp):
             for i in range(n):
                 pull = max(pull, multiplier * weight[i] * weight[i] * abs(point[i]))
             if multiplier > 0 and not pull > CLEAR * noise:
-                codes[0, b] = DOUBTED
+                codes[0, b] = outcome.DOUBTED
                 continue
             if not _settle(weight, radius, point, eps, multiplier > 0):
-                codes[0, b] = UNSETTLED
+                codes[0, b] = outcome.UNSETTLED
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
@@ -255,11 +240,11 @@ def _on_disk(stamp):
                 dual += (g[i] / weight[i]) ** 2
             gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+                codes[0, b] = outcome.UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken if dense else 1
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken if dense else 1
 
     @entry
     def adjoint(
@@ -287,7 +272,7 @@ def _on_disk(stamp):
                 total += v[b, i]
             fill(0.0, out)
             nu[b, 0] = 0.0
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not np.isfinite(total):
                 continue
             weight = weights[own(b, weights)]
             radius = radii[own(b, radii), 0]

@@ -5,35 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
     SINGLE,
     SKEW,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
 )
 from dfwlayer.engines.compiled.kernels.dense import factor, kernel
 
 __all__ = [
-    "CLEAR",
-    "DOUBLE",
-    "DOUBTED",
-    "LARGEST",
-    "LOST",
-    "ROUNDING",
-    "SINGLE",
-    "SMALLEST",
-    "SOLVED",
-    "UNFIT",
-    "UNPROVEN",
-    "UNSETTLED",
     "convex",
     "holds",
     "own",

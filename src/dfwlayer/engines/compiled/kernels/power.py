@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
 from dfwlayer.engines.compiled.kernels.curved import (
     BEND,
     LINES,
@@ -42,24 +44,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    rounded,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.numbers import convex, holds, own, rounded, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -147,7 +132,7 @@ def _on_disk(stamp):
             L = np.empty((n, n))
         work = np.empty((LINES, n))
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             own_P = symmetric(P[own(b, P)], eps)
             if dense and (len(own_P) == 0 or not (A_.shape[1] > 0 or convex(own_P, eps, L))):
                 continue
@@ -162,7 +147,7 @@ def _on_disk(stamp):
             multiplier, taken = 0.0, 1
             there = inside(S, work, p, L)
             if there < 0:
-                codes[0, b] = DOUBTED
+                codes[0, b] = outcome.DOUBTED
                 continue
             if there == 0:
                 for i in range(n):
@@ -170,17 +155,17 @@ def _on_disk(stamp):
                     work[X, i] = begin if abs(begin) < LARGEST else 0.0
                 multiplier, taken = descend(S, work, m, low, p, bound, scale, most, L)
                 if taken < 0 or taken > most:
-                    codes[0, b] = LOST
+                    codes[0, b] = outcome.LOST
                     continue
                 curves(work, m, low)
                 if not multiplier > CLEAR * ROUNDING * DOUBLE * scale:
-                    codes[0, b] = DOUBTED
+                    codes[0, b] = outcome.DOUBTED
                     continue
             for i in range(n):
                 point[i] = work[V, i] * radius / weight[i]
                 unknowns[b, i] = work[A, i] if multiplier > 0 else 0.0
             if not _settle(weight, radius, p, point, eps, multiplier > 0):
-                codes[0, b] = UNSETTLED
+                codes[0, b] = outcome.UNSETTLED
                 continue
             g = work[F]
             own_A, own_b = A_[own(b, A_)], rhs[own(b, rhs)]
@@ -194,11 +179,11 @@ def _on_disk(stamp):
             dual = radius * _size(work[Y], work[Z], p / (p - 1))
             gap = max(along + dual, 0.0) + 2 * DOUBLE * terms + ROUNDING * DOUBLE * dual
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+                codes[0, b] = outcome.UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
     def adjoint(
@@ -231,7 +216,7 @@ def _on_disk(stamp):
                 total += v[b, i]
             fill(0.0, out)
             nu[b, 0] = 0.0
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not np.isfinite(total):
                 continue
             weight, multiplier = weights[own(b, weights)], multipliers[b, 0]
             radius = radii[own(b, radii), 0]

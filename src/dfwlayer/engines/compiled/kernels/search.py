@@ -7,14 +7,16 @@ are given only where that is beyond doubt: every multiplier and every slack is c
 the point is feasible as it is rounded, and the gap is below the tolerance. Everything else is left
 to the tensor operations, which have the patience and the rules for it.
 
-How the set of a problem is laid out is said in `dfwlayer.engines.compiled.kernels.polytope`.
+How the set of a problem is laid out is said in `dfwlayer.engines.compiled.kernels.table`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     copy,
@@ -40,21 +42,8 @@ from dfwlayer.engines.compiled.kernels.faces import (
     slope,
     solve,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    LARGEST,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    symmetric,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    sound,
-)
+from dfwlayer.engines.compiled.kernels.numbers import convex, holds, own, symmetric
+from dfwlayer.engines.compiled.kernels.polytope import sound
 
 __all__ = ["adjoint", "fit", "search"]
 
@@ -114,7 +103,7 @@ def _on_disk(stamp):
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         g, guess = work[Z], ties[GUESS]
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             own_P, own_q, body = P[own(b, P)], q[own(b, q)], bodies[own(b, bodies)]
             if dense:
                 own_P = symmetric(own_P, eps)
@@ -127,7 +116,7 @@ def _on_disk(stamp):
             bound = fit(body, blocks, own_P, own_q, work[X])
             if bound == 0:
                 continue
-            place, point, found = places[b], x[b], multipliers[b]
+            where, point, found = places[b], x[b], multipliers[b]
             taken = descend(
                 own_P,
                 own_q,
@@ -136,7 +125,7 @@ def _on_disk(stamp):
                 bound,
                 most,
                 eps,
-                place,
+                where,
                 found,
                 point,
                 work,
@@ -148,19 +137,19 @@ def _on_disk(stamp):
             if taken < 0:
                 codes[0, b] = -taken
                 continue
-            if not settle(body, blocks, place, point, eps, work[SIDES]):
-                codes[0, b] = UNSETTLED
+            if not settle(body, blocks, where, point, eps, work[SIDES]):
+                codes[0, b] = outcome.UNSETTLED
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(found, guess)
             gap = gap_of(body, blocks, point, g, guess, work[WAY])
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+                codes[0, b] = outcome.UNPROVEN
                 continue
             copy(work[SIDES], sides[b])
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
     def adjoint(
@@ -194,7 +183,7 @@ def _on_disk(stamp):
             total = 0.0
             for i in range(n):
                 total += v[b, i]
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not np.isfinite(total):
                 continue
             own_P, body = P[own(b, P)], bodies[own(b, bodies)]
             if dense:
