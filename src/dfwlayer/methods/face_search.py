@@ -6,9 +6,9 @@ import torch
 
 from dfwlayer.methods.augmented_newton import augmented_newton
 from dfwlayer.methods.phases import Accelerated, Spectral, Splitting
-from dfwlayer.methods.polish import follow
 from dfwlayer.methods.progress import Progress
 from dfwlayer.methods.second_order import minimise_models
+from dfwlayer.methods.vertex_step import follow
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,

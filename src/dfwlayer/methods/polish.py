@@ -10,6 +10,7 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
 from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.progress import Progress
+from dfwlayer.methods.vertex_step import follow
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
@@ -21,7 +22,6 @@ from dfwlayer.ops.rows import (
     maximum,
     minimum,
     number,
-    ratio,
     root,
     seen,
     select,
@@ -29,10 +29,9 @@ from dfwlayer.ops.rows import (
 )
 from dfwlayer.ops.scale import ROUNDING
 
-__all__ = ["follow", "polish"]
+__all__ = ["polish"]
 
 SHARP = 1e3  # times the rounding of x, below which an error of x is part of it
-LENGTHS = 6  # of a Frank-Wolfe step that are tried, each a quarter of the last
 
 
 def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
@@ -169,32 +168,3 @@ def _floor(progress: Progress, face: Face) -> Scalar:
     # `dfw bench` up to n = 2000, and small problems take no steps for the sake of rounding
     share: float = min(1.0, 3 / at.x.shape[-1] ** 0.5)
     return share * root(inner(noise, noise)) / ROUNDING
-
-
-def follow(progress: Progress, rows: Mask) -> None:
-    """A Frank-Wolfe step, the length from the curvature here, and less where f does not fall.
-
-    All there is to do where f has no curvature on the face, and on a set that bends itself
-    enough to arrive where f stays steep.
-    """
-    at, objective = progress.at, progress.problem.objective
-    rows = rows & (at.left >= 2)
-    d = progress.problem.constraint.vertex(at.gradient) - at.x
-    if progress.problem.unbounded is not None:
-        d = torch.where(progress.problem.unbounded, 0, d)
-    slope = -inner(at.gradient, d)
-    curvature = inner(d, objective.hvp(at.x, d))
-    gamma = minimum(maximum(ratio(slope, curvature, 1.0), 0.0), 1.0)
-    at.left = select(rows, at.left - 1, at.left)
-    for _ in range(1 if objective.quadratic else LENGTHS):
-        if not any_row(rows):
-            break
-        x = axpy(at.x, gamma, d)
-        tensor, gradient = objective.value_and_gradient(x)
-        at.left = select(rows, at.left - 1, at.left)
-        fell = rows & (number(tensor) < at.value)
-        at.move(fell, x, number(tensor), gradient)
-        # where it was exact, there was more to gain
-        progress.exact = select_mask(fell, False, progress.exact)
-        rows = select_mask(fell, False, rows) & (at.left >= 1)
-        gamma = 0.25 * gamma

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from dfwlayer.methods.base import Outcome
 from dfwlayer.methods.face_search import advance, settled
-from dfwlayer.methods.polish import follow, polish
+from dfwlayer.methods.polish import polish
 from dfwlayer.methods.progress import Progress
 from dfwlayer.methods.verdict import judge
+from dfwlayer.methods.vertex_step import follow
 from dfwlayer.ops.rows import any_row, as_rows, inner, maximum, root, seen, select, select_mask
 from dfwlayer.solution import Status
 
