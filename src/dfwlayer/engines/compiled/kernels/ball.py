@@ -25,7 +25,8 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import convex, holds, own, rounded, symmetric
+from dfwlayer.engines.compiled.kernels.norms import length_of, settle
+from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -58,15 +59,6 @@ def _inverse(P, weight, multiplier, L, z):
 
 
 @kernel
-def _size(weight, x):
-    """‖Wx‖, as exact as a sum in float64 is."""
-    total = 0.0
-    for i in range(len(x)):
-        total += (weight[i] * x[i]) ** 2
-    return np.sqrt(total)
-
-
-@kernel
 def _first(P, q, weight, radius, start, z):
     """The λ for which a start on the boundary would be the solution, 0 for any other start.
 
@@ -76,8 +68,8 @@ def _first(P, q, weight, radius, start, z):
         heaviest = 0.0
         for i in range(len(q)):
             heaviest = max(heaviest, weight[i])
-        return max(_size(weight, q) / radius - 1, 0.0) / (heaviest * heaviest)
-    if not _size(weight, start) > NEAR * radius:
+        return max(length_of(weight, q) / radius - 1, 0.0) / (heaviest * heaviest)
+    if not length_of(weight, start) > NEAR * radius:
         return 0.0
     product(P, start, z)
     along = across = 0.0
@@ -110,7 +102,7 @@ def _secular(P, q, weight, radius, start, x, z, L):
             z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
         _inverse(P, weight, at, L, z)
         add(x, 1.0, z, n)
-        size = _size(weight, x)
+        size = length_of(weight, x)
         if at == 0:
             if size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
                 return 0.0, 1
@@ -155,45 +147,15 @@ def _fit(P, q, weight, radius):
     return bound
 
 
-@kernel
-def _settle(weight, radius, x, eps, held):
-    """Round x to its dtype, inside; False where that takes more than a nudge."""
-    n = len(x)
-    for trial in range(4):
-        size = _size(weight, x)
-        if trial > 0 and size <= radius:
-            return True
-        shrink = 1.0
-        if held or size > radius:
-            shrink = radius / size * (1 - trial * eps)
-        for i in range(n):
-            x[i] = rounded(x[i] * shrink, eps)
-    return _size(weight, x) <= radius
-
-
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
     @entry
     def search(
-        first,
-        end,
-        P,  # (·, n, n), or empty for the identity
-        q,  # (·, n)
-        A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or empty
-        rhs,  # b (·, m)
-        weights,  # (·, n), positive
-        radii,  # (·, 1)
-        start,  # (·, n)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        most,  # steps
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        multipliers,  # (B, 1)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, P, q, A, rhs, weights, radii, start, eps, tol, most,
+        x, values, codes, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
         n = x.shape[1]
         dense = P.shape[1] > 0
@@ -202,7 +164,7 @@ def _on_disk(stamp):
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
             own_P = symmetric(P[own(b, P)], eps)
-            if dense and (len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L))):
+            if dense and not sane(own_P, A, eps, L):
                 continue
             own_q, weight = q[own(b, q)], weights[own(b, weights)]
             radius = radii[own(b, radii), 0]
@@ -227,7 +189,7 @@ def _on_disk(stamp):
             if multiplier > 0 and not pull > CLEAR * noise:
                 codes[0, b] = outcome.DOUBTED
                 continue
-            if not _settle(weight, radius, point, eps, multiplier > 0):
+            if not settle(weight, radius, 2.0, point, eps, multiplier > 0):
                 codes[0, b] = outcome.UNSETTLED
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
@@ -239,7 +201,7 @@ def _on_disk(stamp):
                 terms += abs(g[i] * point[i])
                 dual += (g[i] / weight[i]) ** 2
             gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
+            if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
@@ -247,32 +209,17 @@ def _on_disk(stamp):
             codes[0, b], codes[1, b] = outcome.SOLVED, taken if dense else 1
 
     @entry
-    def adjoint(
-        first,
-        end,
-        P,
-        weights,
-        radii,
-        eps,
-        x,
-        codes,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, 1)
-    ):
+    def adjoint(first, end, P, weights, radii, eps, x, codes, multipliers, v, u, nu):
         """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
         _ = stamp
         n = x.shape[1]
         L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
         normal = np.empty(n)
         for b in range(first, end):
-            out, total = u[b], 0.0
-            for i in range(n):
-                total += v[b, i]
+            out = u[b]
             fill(0.0, out)
             nu[b, 0] = 0.0
-            if codes[0, b] != outcome.SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
                 continue
             weight = weights[own(b, weights)]
             radius = radii[own(b, radii), 0]

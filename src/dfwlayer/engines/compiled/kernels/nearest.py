@@ -15,7 +15,7 @@ from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle, total_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import holds, own
+from dfwlayer.engines.compiled.kernels.numbers import own, proven
 from dfwlayer.engines.compiled.kernels.polytope import meet, sound
 
 __all__ = ["adjoint", "search"]
@@ -170,21 +170,10 @@ def _on_disk(stamp):
 
     @entry
     def search(
-        first,
-        end,
-        q,  # (·, n)
-        bodies,  # (·, k, n + 2), k one or two lines for bounds and a row
-        blocks,  # (1, 4)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        places,  # (B, n)
-        sides,  # (B, n)
-        multipliers,  # (B, k)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, q, bodies, blocks, eps, tol,
+        x, values, codes, places, sides, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels`. Tables have a row at most."""
         _ = stamp
         n, k = x.shape[1], bodies.shape[1]
         z, g, guess = np.empty(n), np.empty(n), np.empty(k)
@@ -207,7 +196,7 @@ def _on_disk(stamp):
             if k > table.ROWS:
                 guess[table.ROWS] = at
             gap = gap_of(body, blocks, point, g, guess, z)
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
+            if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             if k > table.ROWS:
@@ -216,20 +205,8 @@ def _on_disk(stamp):
             codes[1, b] = 1
 
     @entry
-    def adjoint(
-        first,
-        end,
-        bodies,
-        codes,
-        places,
-        sides,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, k)
-        rest,  # (B, n), v − u − νa, or empty if nobody asks
-    ):
-        """ν and u on the faces of problems first … end − 1."""
+    def adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest):
+        """ν and u on the faces of problems first … end − 1, and v − u − νa if anybody asks."""
         _ = stamp
         n = v.shape[1]
         for b in range(first, end):
