@@ -12,6 +12,7 @@ from torch import Tensor
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
+from dfwlayer.engines.compiled.background import Uncompiled, start
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
 
@@ -34,7 +35,10 @@ class Layout(Protocol):
         """The solution as it is seen from the centre of the set."""
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
-        """Gradients in `tensors` from one in the solution; NaN of the latter goes on."""
+        """Gradients in `tensors` from one in the solution; NaN of the latter goes on.
+
+        Raises `Uncompiled` where the code for it is not there yet.
+        """
 
 
 class _Solved(NamedTuple):
@@ -92,7 +96,12 @@ class _Solution(torch.autograd.Function):
             return None, *_differentiably(solved, ctx.inputs, asked, v)
         tensors, needs = layout.tensors, iter(asked[:own])
         among = [t is not None and t.requires_grad for t in tensors]
-        gradients = layout.gradients([each and next(needs) for each in among], found, v)
+        try:
+            gradients = layout.gradients([each and next(needs) for each in among], found, v)
+        except Uncompiled as missing:
+            start(missing)
+            others = _differentiably(solved, ctx.inputs, asked, v)
+            return None, *(g if g is None else g.detach() for g in others)
         return None, *compress(gradients, among), *[None] * (len(asked) - own)
 
 

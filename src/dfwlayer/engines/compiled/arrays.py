@@ -13,8 +13,20 @@ from torch.nn import Parameter
 
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
+from dfwlayer.engines.compiled.background import Uncompiled, busy
 
-__all__ = ["EPS", "Array", "Batch", "Laid", "array_of", "narrowed", "outer", "signs", "summed"]
+__all__ = [
+    "EPS",
+    "Array",
+    "Batch",
+    "Laid",
+    "array_of",
+    "narrowed",
+    "outer",
+    "signs",
+    "stretched",
+    "summed",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -51,6 +63,8 @@ class Laid(ABC):
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
+        if busy():
+            raise Uncompiled
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
         if np.isfinite(arriving.sum()):
             return self.pullback(asked, found, arriving)
@@ -109,6 +123,15 @@ def array_of(value: Value, rank: int) -> Array:
     if found.ndim == rank:
         found = found[None]
     return np.ascontiguousarray(found, np.float64)
+
+
+def stretched(values: Array, *shape: int) -> Array:
+    """The same numbers in that shape, in memory of their own.
+
+    Where that is the shape they have, broadcasting gives a view that may not be written to, which
+    is another type to Numba: everything would be compiled once more for it.
+    """
+    return np.array(np.broadcast_to(values, shape), order="C")
 
 
 def signs(weight: Value) -> Array:

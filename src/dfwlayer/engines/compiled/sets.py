@@ -14,7 +14,7 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Flat, Power, Round
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
 from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
 from dfwlayer.engines.compiled.kernels.polytope import (
     BUDGET,
@@ -262,8 +262,7 @@ def sets_of(form: Sequence[Flat | Round | Power], n: int, batch: Batch) -> Sets 
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
         size = np.abs(array_of(weight, 1))
-        wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
-        parts = weight, radius, wide, array_of(radius, 1)
+        parts = weight, radius, stretched(size, len(size), n), array_of(radius, 1)
         if isinstance(form[0], Round):
             return Balls(*parts)
         p = form[0].p

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 
 import torch
 
@@ -22,7 +23,9 @@ def spread(run: Callable[[int, int], None], count: int, operations: int) -> None
         run(0, count)
         return
     ends = [count * i // parts for i in range(parts + 1)]
-    futures = [_pool().submit(run, ends[i], ends[i + 1]) for i in range(1, parts)]
+    futures = [
+        _pool().submit(copy_context().run, run, ends[i], ends[i + 1]) for i in range(1, parts)
+    ]
     run(0, ends[1])
     wait(futures)
     for future in futures:

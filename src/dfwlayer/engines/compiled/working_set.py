@@ -19,6 +19,7 @@ from dfwlayer.engines.compiled.arrays import (
     array_of,
     narrowed,
     outer,
+    stretched,
     summed,
 )
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
@@ -69,7 +70,7 @@ class WorkingSets(Laid):
 
     def _columns(self, batch: int) -> Columns:
         vector = array_of(self.vector, 1)
-        vector = np.ascontiguousarray(np.broadcast_to(vector, (batch, vector.shape[-1])))
+        vector = stretched(vector, batch, vector.shape[-1])
         if not self.squared:
             return Hessian(self.matrix, vector)
         sparse = self.matrix.layout != torch.strided
