@@ -12,7 +12,7 @@ from torch import Tensor
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
-from dfwlayer.engines.compiled.background import Uncompiled, start
+from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
 
@@ -37,7 +37,7 @@ class Layout(Protocol):
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in the solution; NaN of the latter goes on.
 
-        Raises `Uncompiled` where the code for it is not there yet.
+        Raises `NotCompiledError` where the code for it is not there yet.
         """
 
 
@@ -98,7 +98,7 @@ class _Solution(torch.autograd.Function):
         among = [t is not None and t.requires_grad for t in tensors]
         try:
             gradients = layout.gradients([each and next(needs) for each in among], found, v)
-        except Uncompiled as missing:
+        except NotCompiledError as missing:
             start(missing)
             others = _differentiably(solved, ctx.inputs, asked, v)
             return None, *(g if g is None else g.detach() for g in others)

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
-from dfwlayer.engines.compiled.background import Uncompiled, busy
+from dfwlayer.engines.compiled.background import NotCompiledError, busy
 
 __all__ = [
     "EPS",
@@ -64,7 +64,7 @@ class Laid(ABC):
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
         if busy():
-            raise Uncompiled
+            raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
         if np.isfinite(arriving.sum()):
             return self.pullback(asked, found, arriving)

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Uncompiled", "busy", "mode", "start", "using", "watch"]
+__all__ = ["NotCompiledError", "busy", "mode", "start", "using", "watch"]
 
 MODES = {"background": "background", "1": "background", "wait": "wait", "off": "off", "0": "off"}
 VARIABLE = "DFWLAYER_COMPILED"
@@ -40,7 +40,8 @@ def _initial() -> str:
     return MODES[given]
 
 
-_mode: ContextVar[str] = ContextVar("dfwlayer_compiled", default=_initial())
+DEFAULT = _initial()
+_mode: ContextVar[str] = ContextVar("dfwlayer_compiled", default=DEFAULT)
 
 
 def mode() -> str:
@@ -67,17 +68,17 @@ def using(compiled: bool | str) -> Iterator[None]:
         _mode.reset(before)
 
 
-class Uncompiled(Exception):
+class NotCompiledError(Exception):
     """Raised in place of compiling where nobody is to wait for it."""
 
-    def __init__(self, kind: str = "", kept: bool = False) -> None:
+    def __init__(self, kind: str = "", folder: str | None = None) -> None:
         super().__init__(kind)
         self.kind = kind  # the module of the kernels
-        self.kept = kept  # whether there is a place on disk for it
+        self.folder = folder  # where they are kept on disk, if there is a place for them
 
 
 def watch() -> None:
-    """Have `Uncompiled` raised where Numba begins to compile a kernel that is not on disk."""
+    """Have `NotCompiledError` raised where Numba begins to compile a kernel that is not on disk."""
     event: Any = import_module("numba.core.event")
 
     class Watch(event.Listener):  # type: ignore[misc]
@@ -85,8 +86,7 @@ def watch() -> None:
             dispatcher = event.data.get("dispatcher")
             module = getattr(getattr(dispatcher, "py_func", None), "__module__", None) or ""
             if module.startswith(KERNELS) and mode() == "background":
-                kept = dispatcher.stats.cache_path is not None
-                raise Uncompiled(module.removeprefix(KERNELS), kept)
+                raise NotCompiledError(module.removeprefix(KERNELS), dispatcher.stats.cache_path)
 
         def on_end(self, event: Any) -> None:
             pass
@@ -105,7 +105,7 @@ class _Work:
         self.here = False  # a thread is compiling; after a fork that thread is gone
         self.tried = False  # one was started
 
-    def go_on(self, kind: str, kept: bool) -> None:
+    def go_on(self, kind: str, folder: str | None) -> None:
         """Start what is to be started, after code was found missing."""
         if self.tried:
             return
@@ -116,22 +116,22 @@ class _Work:
             self.elsewhere, self.ended = None, code != TAKEN
             self.again = time.monotonic() + PAUSE
             return  # it may have come to disk since it was missed
-        if kept and not self.ended:
+        if folder is not None and not self.ended:
             if time.monotonic() < self.again:
                 return
-            self.elsewhere = _fill(kind)
+            self.elsewhere = _fill(kind, folder)
             if self.elsewhere is not None:
                 return
         self.tried = self.here = True
         try:
-            threading.Thread(target=self._compile, name="dfwlayer", daemon=True).start()
+            threading.Thread(target=self._compile, args=(kind,), daemon=True).start()
         except RuntimeError:  # no more threads
             self.here = False
 
-    def _compile(self) -> None:
+    def _compile(self, kind: str) -> None:
         try:
             with suppress(Exception):  # tensor operations go on; `warm_up` shows what is wrong
-                import_module("dfwlayer.solve").warm_up()
+                import_module("dfwlayer.solve").compile_all(kind)
         finally:
             self.here = False
 
@@ -148,7 +148,7 @@ def busy() -> bool:
     return _work.here and (mode() == "background" or _work.process != os.getpid())
 
 
-def start(missing: Uncompiled) -> None:
+def start(missing: NotCompiledError) -> None:
     """See to it that what was found missing will be there."""
     global _work
     if not _lock.acquire(blocking=False):
@@ -156,12 +156,12 @@ def start(missing: Uncompiled) -> None:
     try:
         if _work.process != os.getpid():  # after a fork
             _work = _Work()
-        _work.go_on(missing.kind, missing.kept)
+        _work.go_on(missing.kind, missing.folder)
     finally:
         _lock.release()
 
 
-def _fill(kind: str) -> subprocess.Popen[bytes] | None:
+def _fill(kind: str, folder: str) -> subprocess.Popen[bytes] | None:
     """A process that compiles, this kind of kernels first; None where none can be started.
 
     An application that was frozen, or has Python built in, would be started itself.
@@ -171,13 +171,13 @@ def _fill(kind: str) -> subprocess.Popen[bytes] | None:
     plain = Path(python).name.lower().startswith(("python", "pypy"))
     if getattr(sys, "frozen", False) or not plain or not program.is_file():
         return None
-    paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+    paths = [str(Path(path).absolute()) for path in sys.path if isinstance(path, str)]
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.BELOW_NORMAL_PRIORITY_CLASS | subprocess.CREATE_NO_WINDOW
     try:
         return subprocess.Popen(
-            [python, "-P", str(program), kind, *paths],
+            [python, "-P", str(program), folder, kind, *paths],
             env={**os.environ, VARIABLE: "wait", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

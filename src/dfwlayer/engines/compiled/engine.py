@@ -9,7 +9,7 @@ from torch import Tensor
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import carrying
 from dfwlayer.engines.compiled.arrays import Array
-from dfwlayer.engines.compiled.background import Uncompiled, busy, start, watch
+from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
@@ -30,7 +30,7 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
         return None
     try:
         return _attempt(arguments, settings)
-    except Uncompiled as missing:
+    except NotCompiledError as missing:
         start(missing)
         return None
 
