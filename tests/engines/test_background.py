@@ -260,6 +260,7 @@ def test_modes(monkeypatch):
     for given, meant in (("1", "background"), ("0", "off"), ("wait", "wait"), ("", "background")):
         monkeypatch.setenv("DFWLAYER_COMPILED", given)
         assert background._initial() == meant
+        monkeypatch.setattr(background, "DEFAULT", meant)
         with compiled.using(True):
             assert background.mode() == (meant if meant != "off" else "background")
         with compiled.using(False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +67,7 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if np.isfinite(arriving.sum()):
+        if math.isfinite(arriving.sum()):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -128,10 +129,12 @@ def array_of(value: Value, rank: int) -> Array:
 def stretched(values: Array, *shape: int) -> Array:
     """The same numbers in that shape, in memory of their own.
 
-    Where that is the shape they have, broadcasting gives a view that may not be written to, which
-    is another type to Numba: everything would be compiled once more for it.
+    What broadcasting gives may not be written to, where it is that shape already, which is another
+    type to Numba: everything would be compiled once more for it.
     """
-    return np.array(np.broadcast_to(values, shape), order="C")
+    out = np.empty(shape)
+    out[...] = values
+    return out
 
 
 def signs(weight: Value) -> Array:

@@ -57,8 +57,7 @@ def mode() -> str:
 def using(compiled: bool | str) -> Iterator[None]:
     """Solve with compiled code, or without it, in this context, or in one of the modes."""
     if isinstance(compiled, bool):
-        asked = _initial() if compiled else "off"
-        compiled = "background" if compiled and asked == "off" else asked
+        compiled = (DEFAULT if DEFAULT != "off" else "background") if compiled else "off"
     elif compiled not in MODES:
         raise ValueError(f"compiled: expected True, False or one of {list(MODES)}")
     before = _mode.set(MODES[compiled])

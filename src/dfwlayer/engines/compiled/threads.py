@@ -18,8 +18,10 @@ _pools: dict[int, ThreadPoolExecutor] = {}  # by process, as threads do not surv
 
 def spread(run: Callable[[int, int], None], count: int, operations: int) -> None:
     """Call run(first, end) for parts of range(count), each of so many operations in all."""
-    parts = min(torch.get_num_threads(), count, max(1, count * operations // WORTH))
-    if parts == 1:
+    parts = min(count, count * operations // WORTH)
+    if parts > 1:
+        parts = min(parts, torch.get_num_threads())
+    if parts < 2:
         run(0, count)
         return
     ends = [count * i // parts for i in range(parts + 1)]
