@@ -17,6 +17,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
+    absolute,
     copy,
     entry,
     fill,
@@ -65,9 +66,7 @@ def fit(body, blocks, P, q, start):
     n = len(q)
     bound = largest = 0.0
     for i in range(len(P)):
-        total = 0.0
-        for j in range(n):
-            total += abs(P[i, j])
+        total = absolute(P[i], n)
         largest = max(largest, P[i, i])
         bound = total if not total <= bound else bound  # keeps a NaN
     if len(P) == 0:
