@@ -46,6 +46,7 @@ class Results(NamedTuple):
     codes: Array  # (2, B): what became of a problem, and steps
     multipliers: Array  # (B, k)
     face: tuple[Array, ...]  # what else a set keeps, (B, n) each
+    factors: Array = np.empty((0, 0, 0))  # on the face of a single problem, (1, n, n), if kept
 
     @classmethod
     def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
@@ -127,15 +128,16 @@ class Polytopes:
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
-        found = Results.blank(batch, n, k, np.int8, np.float64)
-        x, values, codes, multipliers, (places, sides) = found
-        results = x, values, codes, places, sides, multipliers
         P, q, _, _ = objective
+        found = Results.blank(batch, n, k, np.int8, np.float64)
+        if batch == 1 and P.size > 0:
+            found = found._replace(factors=np.empty(P.shape))
+        results = *found[:3], *found.face, found.multipliers
         if self.projects(P):
             near = q, self.bodies, self.plan.blocks, *limits[:2], *results
             spread(lambda first, end: nearest.search(first, end, *near), batch, 40 * n)
             return found
-        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results
+        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results, found.factors
         cost = 15 * n * n + n**3 // 3 + 1000 * n
         spread(lambda first, end: search.search(first, end, *given), batch, cost)
         return found
@@ -148,7 +150,7 @@ class Polytopes:
             near = self.bodies, *face, v, *out
             spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
             return out
-        given = P, self.bodies, eps, *face, v, *out
+        given = P, self.bodies, eps, *face, v, *out, found.factors
         spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
         return out
 

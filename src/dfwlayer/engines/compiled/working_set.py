@@ -91,7 +91,8 @@ class WorkingSets(Laid):
             found.sides,
             found.multipliers,
         )
-        spread(lambda a, b: search.adjoint(a, b, *given, inner, *own), len(v), p**3 // 6 + 100 * p)
+        last = inner, *own, np.empty((0, 0, 0))
+        spread(lambda a, b: search.adjoint(a, b, *given, *last), len(v), p**3 // 6 + 100 * p)
         u = np.zeros_like(v)
         u[:, index] = own.u
         sides = self._sides(found)

@@ -102,6 +102,7 @@ def _on_disk(stamp):
         places,  # (B, n)
         sides,  # (B, n)
         multipliers,  # (B, k)
+        factors,  # (1, n, n) for the Cholesky factor on the face of a single problem, or empty
     ):
         """Solve problems first … end − 1."""
         _ = stamp
@@ -110,7 +111,7 @@ def _on_disk(stamp):
         work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
         schur = np.empty((k, k))
         index = np.empty(n + k, np.int64)
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        L = factors[0] if len(factors) > 0 else np.empty((n, n) if dense else (0, 0))
         g, guess = work[Z], ties[GUESS]
         for b in range(first, end):
             codes[0, b] = UNFIT
@@ -176,6 +177,7 @@ def _on_disk(stamp):
         u,  # (B, n), and what follows is where the results go
         nu,  # (B, k)
         rest,  # (B, n), v − P u − Σ ν_j a_j
+        factors,  # what `search` has kept
     ):
         """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
         _ = stamp
@@ -184,7 +186,7 @@ def _on_disk(stamp):
         work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
         schur = np.empty((k, k))
         index = np.empty(n + k, np.int64)
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        L = factors[0] if len(factors) > 0 else np.empty((n, n) if dense else (0, 0))
         fill(0.0, ties[SHORT])
         for b in range(first, end):
             fill(0.0, u[b])
@@ -199,7 +201,9 @@ def _on_disk(stamp):
             if dense:
                 own_P = symmetric(own_P, eps)
             copy(sides[b], work[SIDES])
-            free, held = prepare(own_P, body, places[b], multipliers[b], work, index, L, schur)
+            free, held = prepare(
+                own_P, body, places[b], multipliers[b], work, index, L, schur, len(factors) > 0
+            )
             if free < 0:
                 continue
             for a in range(free):
