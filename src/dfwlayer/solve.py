@@ -38,7 +38,7 @@ from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
 
-__all__ = ["check_settings", "solve", "warm_up"]
+__all__ = ["check_settings", "compile_all", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
 Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
@@ -126,28 +126,36 @@ def _feasible(found: Solution, arguments: Arguments, settings: Settings, wish: s
 
 
 def warm_up() -> bool:
-    """Compile now what the first solves on the CPU would have to wait for.
+    """Compile now what the first solves on the CPU would have to do without.
 
-    The first solve of a small problem, or of one of which few coordinates are free, compiles the
-    code for it, which takes some seconds; afterwards it is on disk, and a new process loads it in
-    about one. Call this where a wait does no harm: when an image is built, before workers are
-    forked, at the start of a program.
+    Small problems, and those of which few coordinates are free, are solved by compiled code as soon
+    as there is some, and by tensor operations before. Compiling takes up to a minute, in the
+    background or here; afterwards it is on disk, and a new process loads it in about a second. Call
+    this where a wait does no harm: when an image is built, before workers are forked, at the start
+    of a program.
 
     Returns:
         Whether there is compiled code; without Numba tensor operations solve everything.
 
     """
-    with compiled.using(True), torch.enable_grad():
+    return compile_all()
+
+
+def compile_all(first: str = "") -> bool:
+    """See `warm_up`; with a module of `dfwlayer.engines.compiled.kernels` to begin with."""
+    with compiled.using("wait"), torch.enable_grad():
         eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         q.requires_grad_()
         wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
-        for objective, p in (
-            (Quadratic(eye, q), 1.0),  # flat sets, also those that are only projected onto
-            (Quadratic(None, q), 1.0),
-            (LeastSquares(wide.to_sparse(), 9 * q), 1.0),  # and by columns
-            (Quadratic(eye, q), 2.0),  # round ones
-            (Quadratic(eye, q), 3.0),
-        ):
+        by_columns = LeastSquares(wide.to_sparse(), 9 * q)
+        examples = (
+            ("search", Quadratic(eye, q), 1.0),  # flat sets, also those only projected onto
+            ("nearest", Quadratic(None, q), 1.0),
+            ("ball", Quadratic(eye, q), 2.0),
+            ("power", Quadratic(eye, q), 3.0),
+            ("outside exchange", by_columns, 1.0),
+        )
+        for _, objective, p in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()
 

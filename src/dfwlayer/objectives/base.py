@@ -227,8 +227,11 @@ class Objective(ABC):
     @property
     def _first(self) -> Tensor:
         """The first tensor."""
-        first: Tensor = next(t for name in self.ranks if (t := getattr(self, name)) is not None)
-        return first
+        for name in self.ranks:
+            first: Tensor | None = getattr(self, name)
+            if first is not None:
+                return first
+        raise AttributeError("an objective has at least one tensor")
 
     @property
     def _tensors(self) -> dict[str, Tensor]:

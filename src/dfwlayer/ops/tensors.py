@@ -13,6 +13,9 @@ from torch import Tensor
 __all__ = ["fields_of", "filled", "static_of", "tensors_in"]
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str})  # most of what is not a tensor
+
+
 def fields_of(node: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, none for other objects."""
     return _names(node if isinstance(node, type) else type(node))
@@ -31,7 +34,8 @@ def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
 
 
 def _collect(node: Any, found: list[Tensor]) -> None:
-    if node is None or isinstance(node, float | type):
+    kind: type = type(node)
+    if kind in _PLAIN:
         return
     if isinstance(node, Tensor):
         found.append(node)
@@ -41,9 +45,13 @@ def _collect(node: Any, found: list[Tensor]) -> None:
     elif isinstance(node, dict):
         for part in node.values():
             _collect(part, found)
-    else:
-        for name in fields_of(node):
-            _collect(getattr(node, name), found)
+    elif not isinstance(node, type):
+        for name in _names(kind):
+            part = getattr(node, name)
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif part is not None:
+                _collect(part, found)
 
 
 def filled(node: Any, tensors: Iterator[Tensor]) -> Any:

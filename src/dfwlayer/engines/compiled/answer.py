@@ -12,6 +12,7 @@ from torch import Tensor
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
+from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in
 
@@ -34,7 +35,10 @@ class Layout(Protocol):
         """The solution as it is seen from the centre of the set."""
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
-        """Gradients in `tensors` from one in the solution; NaN of the latter goes on."""
+        """Gradients in `tensors` from one in the solution; NaN of the latter goes on.
+
+        Raises `NotCompiledError` where the code for it is not there yet.
+        """
 
 
 class _Solved(NamedTuple):
@@ -44,7 +48,8 @@ class _Solved(NamedTuple):
     found: Any
     arguments: Arguments
     settings: Settings
-    own: int  # of the inputs below, how many are the layout's
+    among: list[bool]  # of the layout's tensors, which ones are inputs below
+    given: list[Tensor]  # those of the arguments
     versions: list[int]
 
 
@@ -52,14 +57,17 @@ def carrying(layout: Layout, found: Any, arguments: Arguments, settings: Setting
     """The solution with its gradient, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
-    own = [t for t in layout.tensors if t is not None and t.requires_grad]
-    if not own:
+    tensors = layout.tensors
+    among = [t is not None and t.requires_grad for t in tensors]
+    inputs = list(compress(tensors, among))
+    if not inputs:
         return None
     given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
-    # the set's may be others, from which the layout's were derived
-    others = (t for t in given if t.requires_grad)
-    x: Tensor = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
+    solved = _Solved(layout, found, arguments, settings, among, given, _versions(given))
+    # those from which the layout's were derived; the same one may stand in several places
+    known = {id(t) for t in inputs}
+    inputs += (t for t in given if t.requires_grad and id(t) not in known)
+    x: Tensor = _Solution.apply(solved, *inputs)  # type: ignore[no-untyped-call]
     return x
 
 
@@ -81,8 +89,8 @@ class _Solution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        layout, found, arguments, _, own, versions = solved = ctx.solved
-        if _versions(tensors_in((arguments.objective, arguments.constraint))) != versions:
+        layout, found, _, _, among, given, versions = solved = ctx.solved
+        if _versions(given) != versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"
@@ -90,10 +98,15 @@ class _Solution(torch.autograd.Function):
         asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or in_transform(v):
             return None, *_differentiably(solved, ctx.inputs, asked, v)
-        tensors, needs = layout.tensors, iter(asked[:own])
-        among = [t is not None and t.requires_grad for t in tensors]
-        gradients = layout.gradients([each and next(needs) for each in among], found, v)
-        return None, *compress(gradients, among), *[None] * (len(asked) - own)
+        needs = iter(asked)
+        try:
+            gradients = layout.gradients([each and next(needs) for each in among], found, v)
+        except NotCompiledError as missing:
+            start(missing)
+            others = _differentiably(solved, ctx.inputs, asked, v)
+            return None, *(g if g is None else g.detach() for g in others)
+        own = list(compress(gradients, among))
+        return None, *own, *[None] * (len(asked) - len(own))
 
 
 def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
@@ -124,8 +137,9 @@ def _differentiably(
             _, _, face = problem.face_at(at)
         moved = place(attach(problem, at, face))
     wanted: dict[int, int] = {}  # by identity, as a tensor may be the argument of several things
-    for i, tensor in enumerate(inputs[solved.own :], start=solved.own):
-        if asked[i]:
+    places = {id(t) for t in solved.given}
+    for i, tensor in enumerate(inputs):
+        if asked[i] and id(tensor) in places:
             wanted.setdefault(id(tensor), i)
     gradients = torch.autograd.grad(
         moved,

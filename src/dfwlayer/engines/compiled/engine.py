@@ -9,6 +9,7 @@ from torch import Tensor
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import carrying
 from dfwlayer.engines.compiled.arrays import Array
+from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
@@ -20,8 +21,21 @@ __all__ = ["attempt"]
 SMALLEST = 7.01e-46  # no less than half of the smallest float32
 
 
+watch()
+
+
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
-    """Solve what can be solved beyond doubt, None if that is nothing."""
+    """Solve what can be solved beyond doubt, None if that is nothing, or not compiled yet."""
+    if busy():
+        return None
+    try:
+        return _attempt(arguments, settings)
+    except NotCompiledError as missing:
+        start(missing)
+        return None
+
+
+def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     problem = arguments.objective, arguments.constraint
     layout = lay_out(*problem) or lay_out_columns(*problem)
     if layout is None:

@@ -15,7 +15,16 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import EPS, Array, Batch, Laid, array_of, outer, summed
+from dfwlayer.engines.compiled.arrays import (
+    EPS,
+    Array,
+    Batch,
+    Laid,
+    array_of,
+    outer,
+    stretched,
+    summed,
+)
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.sets import Results, Sets, sets_of
 from dfwlayer.objectives.base import Objective
@@ -175,8 +184,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         if not batch.fits(centre, 1):
             return None
         values = array_of(centre, 1)
-        wide = np.ascontiguousarray(np.broadcast_to(values, (len(values), n)))
-        centres = Centres(centre, wide, placed)
+        centres = Centres(centre, stretched(values, len(values), n), placed)
     form = constraint.normal_form(n)
     sets = None if form is None else sets_of(form, n, batch)
     if sets is None:
