@@ -14,6 +14,9 @@ from dfwlayer.linalg.quadratic.saddle import Saddle
 __all__ = ["Corner", "gathered_rows", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
+CORRECTIONS = 3  # each with what the one before has left
+LEAST = 1e-300  # what is divided by
+DOUBT = 1e-8  # of f, beyond which rows that hold x have slack
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
 
 
@@ -28,29 +31,33 @@ class Corner(NamedTuple):
 
 
 def on_face(program: Program, found: Interior) -> Corner:
-    """Solve on the face that interior-point steps point to, correct the face, and again.
+    """Move from the end of interior-point steps onto their face, correct the face, and again.
 
-    A row holds x if its multiplier is larger than its slack. Then rows with multipliers of the
+    Rows with multipliers of the
     wrong sign are let go and rows that are missed are taken in, until nothing is left to do.
-    Problems for which that does not end keep what the interior-point steps have found.
+    Problems for which that does not end keep what satisfies the conditions of optimality best.
     """
     held = torch.isfinite(program.limits)
-    active = held & (found.z > found.s)
-    exact = torch.zeros_like(found.empty)
-    best = Corner(found.x, found.nu, torch.where(active, found.z, 0), active, exact)
+    active = found.holds & ~_doubled(program, found.holds, found.z)
+    none = torch.zeros_like(found.empty)
+    start = Corner(found.x, found.nu, torch.where(held, found.z, 0), active, none)
+    best, least = start, _judged(program, start, held).off
     going = (torch.isfinite(found.off) & ~(found.empty | found.endless)).nonzero().squeeze(-1)
     for _ in range(ROUNDS):
         if not len(going):
             break
         part = program.some(going)
-        at = _solved(part, active[going], held[going])
-        exact, wanted = _judged(part, at, held[going])
-        sure, open_ended = going[exact], ~exact & (wanted != active[going]).any(-1)
-        at = at._replace(exact=exact)
+        at = _moved(part, Corner(*(one[going] for one in start)), active[going])
+        verdict = _judged(part, at, held[going])
+        better = verdict.exact | (verdict.off < least[going])
+        index = going[better]
+        at = at._replace(exact=verdict.exact)
         best = Corner(
-            *(old.index_copy(0, sure, new[exact]) for new, old in zip(at, best, strict=True))
+            *(old.index_copy(0, index, new[better]) for new, old in zip(at, best, strict=True))
         )
-        active = active.index_copy(0, going, wanted)
+        least = least.index_copy(0, index, verdict.off[better])
+        open_ended = ~verdict.exact & (verdict.wanted != active[going]).any(-1)
+        active = active.index_copy(0, going, verdict.wanted)
         going = going[open_ended]
     return best
 
@@ -71,54 +78,76 @@ def gathered_rows(program: Program, active: Tensor) -> tuple[Tensor, Tensor, Ten
     return position, torch.where(chosen.unsqueeze(-1), picked, 0), torch.where(chosen, limits, 0)
 
 
-def _solved(program: Program, active: Tensor, held: Tensor) -> Corner:
-    """The minimiser with the active rows as equations."""
+def _moved(program: Program, start: Corner, active: Tensor) -> Corner:
+    """The minimiser next to a point and its multipliers, with the active rows as equations.
+
+    Where rows depend on each other, or f is flat along the face, this is one of many; the change
+    of least size keeps multipliers positive that are so at the start.
+    """
     m, n = program.G.shape[-2:]
-    above, below = active[:, m : m + n], active[:, m + n :]
-    pinned = torch.where(above, program.upper, torch.where(below, program.lower, 0))
-    free = ~(above | below)
-    position, rows, limits = gathered_rows(program, active)
-    N = torch.cat((program.A.expand(len(active), *program.A.shape[-2:]), rows), -2)
-    total = torch.cat((program.b, limits), -1)
-    saddle = Saddle.of(program.P, N, free)
-    u, nu = saddle.solve(-program.gradient(pinned), total - times(N, pinned))
-    x = pinned + u
     k = program.A.shape[-2]
+    above, below = active[:, m : m + n], active[:, m + n :]
+    x = torch.where(above, program.upper, torch.where(below, program.lower, start.x))
+    position, rows, limits = gathered_rows(program, active)
+    counts = (rows != 0).any(-1)
+    forces = torch.where(counts, torch.gather(start.z[:, :m], 1, position), 0)
+    N = torch.cat((program.A.expand(len(active), k, n), rows), -2)
+    total, nu = torch.cat((program.b, limits), -1), torch.cat((start.nu, forces), -1)
+    saddle = Saddle.of(program.P, N, ~(above | below))
+    for _ in range(CORRECTIONS):
+        u, more = saddle.nearest(-(program.gradient(x) + times(N.mT, nu)), total - times(N, x))
+        x, nu = x + u, nu + more
     reduced = program.gradient(x) + times(N.mT, nu)  # what the bounds have to hold
-    z = torch.zeros_like(held, dtype=x.dtype)
+    z = torch.zeros_like(start.z)
     if position.shape[-1]:
-        z[:, :m] = z[:, :m].scatter(1, position, torch.where((rows != 0).any(-1), nu[:, k:], 0))
+        z[:, :m] = z[:, :m].scatter(1, position, torch.where(counts, nu[:, k:], 0))
     z[:, m : m + n] = torch.where(above, -reduced, 0)
     z[:, m + n :] = torch.where(below, reduced, 0)
-    return Corner(x, nu[:, :k], z, active, torch.zeros_like(active[:, 0]))
+    return Corner(x, nu[:, :k], z, active, start.exact)
 
 
-def _judged(program: Program, at: Corner, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether a point is the solution to rounding, and which rows should be active."""
+class _Verdict(NamedTuple):
+    exact: Tensor  # (B,), a solution to rounding
+    off: Tensor  # (B,), the largest amount by which a condition is missed, relative to its terms
+    wanted: Tensor  # (B, m + 2n), rows that should be active
+
+
+def _judged(program: Program, at: Corner, held: Tensor) -> _Verdict:
+    """How far a point is from the solution, and what to change."""
     x, nu, z, active, _ = at
-    terms = times(program.P.abs(), x.abs()) + program.q.abs() + times(program.A.abs().mT, nu.abs())
-    absolute = program._replace(G=program.G.abs())
     m, n = program.G.shape[-2:]
+    flat = program._replace(P=program.P.abs(), q=program.q.abs(), G=program.G.abs())
     size = z.abs()
-    terms = terms + times(absolute.G.mT, size[:, :m]) + size[:, m : m + n] + size[:, m + n :]
-    off = program.gradient(x) + times(program.A.mT, nu) + program.gathered(z)
-    steady = (off.abs() <= ROUNDING * 16 * terms.amax(-1, keepdim=True)).all(-1)
-    missed = times(program.A, x) - program.b
-    size = times(program.A.abs(), x.abs()) + program.b.abs()
-    met = (missed.abs() <= ROUNDING * size.clamp_min(1e-300)).all(-1)
+    terms = flat.gradient(x.abs()) + times(program.A.abs().mT, nu.abs())
+    terms = terms + times(flat.G.mT, size[:, :m]) + size[:, m : m + n] + size[:, m + n :]
+    terms = terms.amax(-1, keepdim=True).clamp_min(LEAST)
+    slope = program.gradient(x) + times(program.A.mT, nu) + program.gathered(z)
+    missed = (times(program.A, x) - program.b).abs()
+    largest = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)  # whose rounding all entries have
+    about = times(program.A.abs(), x.abs()) + program.b.abs() + largest
     limits = torch.where(held, program.limits, 0)
-    over = torch.where(held, program.across(x) - limits, -torch.inf)
-    reach = torch.cat((times(absolute.G, x.abs()), x.abs(), x.abs()), -1) + limits.abs()
-    outside = over > ROUNDING * reach
+    over = torch.where(held, program.across(x) - limits, 0)
+    reach = torch.cat((times(flat.G, x.abs()), x.abs(), x.abs()), -1) + limits.abs() + largest
     # a multiplier is of the size of what it holds against, divided by its row
-    noise = ROUNDING * 16 * terms.amax(-1, keepdim=True)
-    wrong = active & (z < -noise)
-    sound = torch.isfinite(x).all(-1)
-    wanted = (active & ~wrong) | outside
-    # of the two bounds of a coordinate one is enough
-    both = wanted[:, m : m + n] & wanted[:, m + n :]
-    shut = program.lower >= program.upper
-    wanted = wanted.clone()
-    wanted[:, m : m + n] &= ~(both & ~shut) | (z[:, m : m + n] > z[:, m + n :])
-    wanted[:, m + n :] &= ~both
-    return steady & met & sound & ~(outside | wrong).any(-1), wanted
+    steep, wrong = slope.abs() / terms, -z / terms
+    beside, outside = missed / about, over / reach
+    idle = (z * over).abs().sum(-1) / (1 + program.value(x).abs())
+    exact = (_most(steep) <= 16 * ROUNDING) & (_most(beside) <= ROUNDING)
+    exact = exact & (_most(outside) <= ROUNDING) & (_most(wrong) <= 16 * ROUNDING)
+    exact = exact & torch.isfinite(x).all(-1) & (idle <= DOUBT)
+    off = torch.stack([_most(part) for part in (steep, wrong, beside, outside)] + [idle])
+    wanted = (active & (wrong <= 16 * ROUNDING)) | (outside > ROUNDING)
+    wanted = wanted & ~_doubled(program, wanted, z)
+    return _Verdict(exact, off.amax(0).nan_to_num(torch.inf, torch.inf), wanted)
+
+
+def _doubled(program: Program, active: Tensor, z: Tensor) -> Tensor:
+    """Of two bounds of a coordinate that are both active, the one with the smaller multiplier."""
+    m, n = program.G.shape[-2:]
+    both = active[:, m : m + n] & active[:, m + n :]
+    upper = z[:, m : m + n] > z[:, m + n :]
+    return torch.cat((torch.zeros_like(active[:, :m]), both & ~upper, both & upper), -1)
+
+
+def _most(part: Tensor) -> Tensor:
+    return part.amax(-1) if part.shape[-1] else part.new_zeros(len(part))

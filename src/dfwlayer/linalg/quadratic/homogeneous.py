@@ -29,6 +29,7 @@ LEAST = 1e-13  # of steps; below nothing moves any more
 ROUGH = 1e-2  # the same for a start, which need not solve anything
 REFINEMENTS = 2
 CLOSE = 1e-5  # residuals below which no progress is rounding
+TOLD = 0.5  # of μ: a step that makes it smaller than this tells which slacks go to zero
 PATIENCE = 3  # steps without progress
 
 
@@ -42,6 +43,7 @@ class Interior(NamedTuple):
     empty: Tensor  # (B,), ν and z prove that no point is feasible
     endless: Tensor  # (B,), x is a direction in which f falls for ever
     off: Tensor  # (B,), largest relative residual or gap of the others
+    holds: Tensor  # (B, m + 2n), rows that seem to hold x
     steps: Tensor  # (B,)
 
 
@@ -67,6 +69,8 @@ def interior(program: Program) -> Interior:
     """
     rows = _Rows(program)
     at = rows.start()
+    before, fallen = at, torch.ones_like(at.tau)
+    holds = best_holds = rows.held & (at.z > at.s)
     best, steps = at, torch.zeros_like(at.tau[:, 0], dtype=torch.long)
     least = torch.full_like(at.tau[:, 0], torch.inf)
     done = torch.zeros_like(least, dtype=torch.bool)
@@ -76,6 +80,12 @@ def interior(program: Program) -> Interior:
         better = ~done & (state.off < least)
         stuck = torch.where(state.off < 0.5 * least, 0, stuck + (least < CLOSE))
         best = at.chosen(better.unsqueeze(-1), best)
+        # slacks of rows that hold x go to zero as μ does and multipliers of the others, whatever
+        # their units are; a step that is short does not tell
+        told = (state.mu < TOLD * fallen) & rows.held
+        holds = torch.where(told, at.s * before.z < at.z * before.s, holds)
+        best_holds = torch.where(better.unsqueeze(-1), holds, best_holds)
+        before, fallen = at, state.mu
         least = torch.where(better, state.off, least)
         new_empty, new_endless = ~done & state.empty, ~done & state.endless
         proof = (new_empty | new_endless).unsqueeze(-1)
@@ -91,7 +101,7 @@ def interior(program: Program) -> Interior:
         steps = steps + ~done
     scale = torch.where((empty | endless).unsqueeze(-1), 1, best.tau)
     x, nu, z, s = (part / scale for part in best[:4])
-    return Interior(x, nu, z, s, empty, endless, least, steps)
+    return Interior(x, nu, z, s, empty, endless, least, best_holds, steps)
 
 
 class _State(NamedTuple):
