@@ -13,6 +13,7 @@ from dfwlayer_bench import options
 from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.lasso.command import bench_lasso
 from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.bench.qp.command import bench_qp
 from dfwlayer_bench.bench.small.command import bench_small
 from dfwlayer_bench.report.terminal import PLAIN, output
 
@@ -26,13 +27,14 @@ __all__ = ["bench"]
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
 SMALL_OUT, LASSO_OUT = Path("bench-results-small"), Path("bench-results-lasso")
-GPU_OUT = Path("bench-results-gpu")
+GPU_OUT, QP_OUT = Path("bench-results-gpu"), Path("bench-results-qp")
 ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
 
 def bench(
     context: typer.Context,
+    folder: options.Collection = None,
     suite: options.Suite = "large",
     sizes: options.Sizes = None,
     family: options.Family = None,
@@ -60,7 +62,22 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu"))
+    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu", "qp"))
+    if suite == "qp":
+        _check_given(context, suite, (*ONLY_LARGE, "seed"))
+        return bench_qp(
+            folder=folder,
+            sizes=sizes,
+            problems=family,
+            systems=systems,
+            repeats=repeats,
+            out=out if _given(context, "out") else QP_OUT,
+            fresh=fresh,
+            quick=quick,
+            threads=threads,
+        )
+    if folder is not None:
+        raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
     if suite == "lasso":
         _check_given(context, suite, (*ONLY_LARGE, "sizes"))
         return bench_lasso(

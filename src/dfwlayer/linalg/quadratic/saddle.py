@@ -67,7 +67,7 @@ class Saddle:
         """u, zero where it is not free, and ν with H u + Nᵀν = v on the free ones and N u = c."""
         right = self._packed(v, c)
         found, rest = self._refined(right)
-        size = right.abs().amax(-1)
+        size = _largest(right)
         lost = ~(rest <= DOUBT * size) | ~self._settled(found, right)
         if bool(lost.any()):
             index = lost.nonzero().squeeze(-1)
@@ -81,13 +81,13 @@ class Saddle:
     def _refined(self, right: Tensor) -> tuple[Tensor, Tensor]:
         """A solution, with what the ridge has changed taken back, and what is left (B,)."""
         found = torch.zeros_like(right)
-        rest, least = right, right.abs().amax(-1)
+        rest, least = right, _largest(right)
         size = least
         for _ in range(REFINEMENTS):
             more = torch.linalg.lu_solve(*self.factor, rest.unsqueeze(-1)).squeeze(-1)
             trial = found + more
             left = right - times(self.matrix, trial)
-            off = left.abs().amax(-1)
+            off = _largest(left)
             better = (off < least).unsqueeze(-1)
             found, rest = torch.where(better, trial, found), torch.where(better, left, rest)
             least = torch.where(better.squeeze(-1), off, least)
@@ -109,7 +109,7 @@ class Saddle:
 
     def _settled(self, found: Tensor, right: Tensor) -> Tensor:
         """Whether a solution does not consist of what the ridge let through."""
-        return found.abs().amax(-1) * RIDGE * 1e3 <= right.abs().amax(-1) + 1e-300
+        return _largest(found) * RIDGE * 1e3 <= _largest(right) + 1e-300
 
     def _least(self, index: Tensor, right: Tensor) -> Tensor:
         """The solution of least squares of least norm, by eigenvalues."""
@@ -124,8 +124,12 @@ class Saddle:
 def _unit(matrix: Tensor) -> Tensor:  # (B, n, n) -> (B, n)
     """Powers of two that make the largest entries of rows and columns of a symmetric matrix one."""
     size = matrix.abs()
-    unit = torch.ones_like(size[..., 0])
-    for _ in range(PASSES):
+    unit = size.new_ones(size.shape[:-1])
+    for _ in range(PASSES if unit.shape[-1] else 0):
         largest = (size * unit.unsqueeze(-1) * unit.unsqueeze(-2)).amax(-1)
         unit = unit * torch.where(largest > 0, largest, 1).rsqrt()
     return torch.exp2(torch.round(torch.log2(unit)))
+
+
+def _largest(v: Tensor) -> Tensor:  # (B, n) -> (B,)
+    return v.abs().amax(-1) if v.shape[-1] else v.new_zeros(len(v))

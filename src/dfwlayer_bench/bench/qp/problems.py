@@ -15,7 +15,7 @@ from dfwlayer_bench.systems.base import load
 
 __all__ = ["Collected", "files_in", "read", "size_of"]
 
-NONE = 1e20  # a bound of this size or beyond is none
+NONE = 9e19  # a bound of this size or beyond is none; files write 1e20, or little less for a range
 SUFFIXES = (".mat", ".npz")
 
 Array = NDArray[np.float64]
