@@ -51,8 +51,8 @@ Suite = Annotated[
         "lasso: sparse least squares, for which --family names the problems and --threads is 2; "
         "results in bench-results-lasso. gpu: batches of small problems on a CUDA device, by one "
         "program for each problem and without; --family names the sets, results in "
-        "bench-results-gpu. qp: quadratic programs from the files in the folder PATH; --sizes is the "
-        "most variables (4096), --family names the problems, --threads is 1; results in "
+        "bench-results-gpu. qp: quadratic programs from the files in the folder PATH; --sizes is "
+        "the most variables (4096), --family names the problems, --threads is 1; results in "
         "bench-results-qp."
     ),
 ]

@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.quadratic import Answer, Program, duality_gap, minimise
+from dfwlayer.linalg.quadratic import Answer, Program, Thin, duality_gap, minimise, thinned
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.objectives.model import Model
-from dfwlayer.ops.matrices import times
 from dfwlayer.solution import Status
 
 __all__ = ["InteriorPoint"]
@@ -69,11 +68,13 @@ def _program(rows: Program, model: Model) -> Program:
 
 def _quadratic(problem: Problem, rows: Program, x: Tensor, settings: Settings) -> Outcome:
     model = _model(problem, x)
-    program = _program(rows, model)
-    bent_down = _bends_down(program.P, settings, x.dtype).expand(len(program.q))
+    dense = _program(rows, model)
+    program = thinned(dense)
+    rounding = 8 * max(settings.resolution, torch.finfo(x.dtype).eps) * x.shape[-1] ** 0.5
+    bent_down = program.bends_down(rounding).expand(len(program.q))
     if bool(bent_down.any()):  # a feasible point is all that can be had
-        eye = torch.eye(x.shape[-1], dtype=program.q.dtype, device=x.device)
-        program = program._replace(P=torch.where(bent_down[:, None, None], eye, program.P))
+        eye = torch.eye(x.shape[-1], dtype=dense.q.dtype, device=x.device)
+        program = thinned(dense._replace(P=torch.where(bent_down[:, None, None], eye, dense.P)))
     found = minimise(program)
     status = _status(found)
     status = torch.where(bent_down & ~found.empty, int(Status.NOT_CONVEX), status)
@@ -142,7 +143,7 @@ def _status(found: Answer) -> Tensor:
 
 def _outcome(
     problem: Problem,
-    program: Program,
+    program: Program | Thin,
     model: Model,
     found: Answer,
     like: Tensor,
@@ -166,7 +167,7 @@ def _outcome(
     open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
-    terms = slope.abs().amax(-1) + times(program.P.abs(), at.abs()).amax(-1)
+    terms = slope.abs().amax(-1) + program.absolute().bent(at.abs()).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     face = problem.constraint.face_of_program(found, x, noise)
     return Outcome(
@@ -184,16 +185,6 @@ def _above(gap: Tensor, dtype: torch.dtype) -> Tensor:
     """In another dtype and not smaller."""
     out = gap.to(dtype)
     return out if dtype == gap.dtype else out * (1 + torch.finfo(dtype).eps)
-
-
-def _bends_down(P: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
-    """(B,) or (1,), whether P has a negative eigenvalue beyond rounding."""
-    size = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-300)
-    rounding = 8 * max(settings.resolution, torch.finfo(dtype).eps) * P.shape[-1] ** 0.5
-    largest = torch.maximum(size, P.abs().amax((-2, -1)))
-    shifted = P + torch.diag_embed((rounding * largest).unsqueeze(-1).expand(P.shape[:-1]))
-    bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
-    return bent
 
 
 def _empty(problem: Problem, x: Tensor) -> Outcome:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.homogeneous import Interior
-from dfwlayer.linalg.quadratic.program import Program, times
+from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
+from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 
-__all__ = ["Corner", "gathered_rows", "on_face"]
+__all__ = ["Corner", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
 CORRECTIONS = 3  # each with what the one before has left
@@ -30,7 +31,7 @@ class Corner(NamedTuple):
     exact: Tensor  # (B,), whether all conditions of optimality hold to rounding
 
 
-def on_face(program: Program, found: Interior) -> Corner:
+def on_face(program: Program | Thin, found: Interior) -> Corner:
     """Move from the end of interior-point steps onto their face, correct the face, and again.
 
     Rows with multipliers of the
@@ -62,47 +63,68 @@ def on_face(program: Program, found: Interior) -> Corner:
     return best
 
 
-def gathered_rows(program: Program, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The active rows of G, as many as the most that a problem has: positions, rows and limits.
+class Face(Protocol):
+    """The saddle-point system of active rows."""
 
-    (B, a), (B, a, n) and (B, a); rows beyond those of a problem are zero.
-    """
-    m, n = program.G.shape[-2:]
-    rows = active[:, :m]
-    most = int(rows.sum(-1).amax()) if rows.numel() else 0
-    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
-    chosen = torch.gather(rows, 1, position)
-    G = program.G.expand(len(active), m, n)
-    picked = torch.gather(G, 1, position.unsqueeze(-1).expand(-1, -1, n))
-    limits = torch.gather(program.h, 1, position)
-    return position, torch.where(chosen.unsqueeze(-1), picked, 0), torch.where(chosen, limits, 0)
+    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """u (B, n) and changes of the multipliers (B, k + m) for what is missing of both kinds."""
 
 
-def _moved(program: Program, start: Corner, active: Tensor) -> Corner:
+class _DenseFace:
+    """Of B problems, with as many rows of G as the most that one of them has."""
+
+    def __init__(self, program: Program, active: Tensor, free: Tensor) -> None:
+        m, n = program.G.shape[-2:]
+        self.k = program.A.shape[-2]
+        rows = active[:, :m]
+        most = int(rows.sum(-1).amax()) if rows.numel() else 0
+        order = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)
+        self.position = order[:, :most]
+        self.counts = torch.gather(rows, 1, self.position)
+        G = program.G.expand(len(active), m, n)
+        picked = torch.gather(G, 1, self.position.unsqueeze(-1).expand(-1, -1, n))
+        picked = torch.where(self.counts.unsqueeze(-1), picked, 0)
+        N = torch.cat((program.A.expand(len(active), self.k, n), picked), -2)
+        self.saddle = Saddle.of(program.P, N, free)
+
+    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        above, below = c[:, : self.k], c[:, self.k :]
+        missing = torch.where(self.counts, torch.gather(below, 1, self.position), 0)
+        u, nu = self.saddle.nearest(v, torch.cat((above, missing), -1))
+        more = torch.where(self.counts, nu[:, self.k :], 0)
+        return u, torch.cat(
+            (nu[:, : self.k], torch.zeros_like(below).scatter(1, self.position, more)), -1
+        )
+
+
+def _face(program: Program | Thin, active: Tensor, free: Tensor) -> Face:
+    kind = ThinFace if isinstance(program, Thin) else _DenseFace
+    return kind(program, active, free)  # type: ignore[arg-type]
+
+
+def _moved(program: Program | Thin, start: Corner, active: Tensor) -> Corner:
     """The minimiser next to a point and its multipliers, with the active rows as equations.
 
     Where rows depend on each other, or f is flat along the face, this is one of many; the change
     of least size keeps multipliers positive that are so at the start.
     """
-    m, n = program.G.shape[-2:]
-    k = program.A.shape[-2]
-    above, below = active[:, m : m + n], active[:, m + n :]
+    n, k, m = start.x.shape[-1], program.b.shape[-1], program.h.shape[-1]
+    rows, above, below = active[:, :m], active[:, m : m + n], active[:, m + n :]
     x = torch.where(above, program.upper, torch.where(below, program.lower, start.x))
-    position, rows, limits = gathered_rows(program, active)
-    counts = (rows != 0).any(-1)
-    forces = torch.where(counts, torch.gather(start.z[:, :m], 1, position), 0)
-    N = torch.cat((program.A.expand(len(active), k, n), rows), -2)
-    total, nu = torch.cat((program.b, limits), -1), torch.cat((start.nu, forces), -1)
-    saddle = Saddle.of(program.P, N, ~(above | below))
+    bounds = torch.zeros_like(start.z[:, m:])
+    nu = torch.cat((start.nu, torch.where(rows, start.z[:, :m], 0)), -1)
+    face = _face(program, active, ~(above | below))
+
+    def slope() -> Tensor:
+        leaned = program.gathered(torch.cat((nu[:, k:], bounds), -1))
+        return program.gradient(x) + program.pulled(nu[:, :k]) + leaned
+
     for _ in range(CORRECTIONS):
-        u, more = saddle.nearest(-(program.gradient(x) + times(N.mT, nu)), total - times(N, x))
+        missing = torch.where(rows, program.h - program.across(x)[:, :m], 0)
+        u, more = face.nearest(-slope(), torch.cat((program.b - program.along(x), missing), -1))
         x, nu = x + u, nu + more
-    reduced = program.gradient(x) + times(N.mT, nu)  # what the bounds have to hold
-    z = torch.zeros_like(start.z)
-    if position.shape[-1]:
-        z[:, :m] = z[:, :m].scatter(1, position, torch.where(counts, nu[:, k:], 0))
-    z[:, m : m + n] = torch.where(above, -reduced, 0)
-    z[:, m + n :] = torch.where(below, reduced, 0)
+    reduced = slope()  # what the bounds have to hold
+    z = torch.cat((nu[:, k:], torch.where(above, -reduced, 0), torch.where(below, reduced, 0)), -1)
     return Corner(x, nu[:, :k], z, active, start.exact)
 
 
@@ -112,22 +134,22 @@ class _Verdict(NamedTuple):
     wanted: Tensor  # (B, m + 2n), rows that should be active
 
 
-def _judged(program: Program, at: Corner, held: Tensor) -> _Verdict:
+def _judged(program: Program | Thin, at: Corner, held: Tensor) -> _Verdict:
     """How far a point is from the solution, and what to change."""
     x, nu, z, active, _ = at
-    m, n = program.G.shape[-2:]
-    flat = program._replace(P=program.P.abs(), q=program.q.abs(), G=program.G.abs())
+    m, n = program.h.shape[-1], x.shape[-1]
+    flat = program.absolute()
     size = z.abs()
-    terms = flat.gradient(x.abs()) + times(program.A.abs().mT, nu.abs())
-    terms = terms + times(flat.G.mT, size[:, :m]) + size[:, m : m + n] + size[:, m + n :]
+    terms = flat.gradient(x.abs()) + flat.pulled(nu.abs())
+    terms = terms + flat.gathered(torch.cat((size[:, : m + n], -size[:, m + n :]), -1))
     terms = terms.amax(-1, keepdim=True).clamp_min(LEAST)
-    slope = program.gradient(x) + times(program.A.mT, nu) + program.gathered(z)
-    missed = (times(program.A, x) - program.b).abs()
+    slope = program.gradient(x) + program.pulled(nu) + program.gathered(z)
+    missed = (program.along(x) - program.b).abs()
     largest = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)  # whose rounding all entries have
-    about = times(program.A.abs(), x.abs()) + program.b.abs() + largest
+    about = flat.along(x.abs()) + program.b.abs() + largest
     limits = torch.where(held, program.limits, 0)
     over = torch.where(held, program.across(x) - limits, 0)
-    reach = torch.cat((times(flat.G, x.abs()), x.abs(), x.abs()), -1) + limits.abs() + largest
+    reach = flat.across(x.abs()).abs() + limits.abs() + largest
     # a multiplier is of the size of what it holds against, divided by its row
     steep, wrong = slope.abs() / terms, -z / terms
     beside, outside = missed / about, over / reach
@@ -141,9 +163,9 @@ def _judged(program: Program, at: Corner, held: Tensor) -> _Verdict:
     return _Verdict(exact, off.amax(0).nan_to_num(torch.inf, torch.inf), wanted)
 
 
-def _doubled(program: Program, active: Tensor, z: Tensor) -> Tensor:
+def _doubled(program: Program | Thin, active: Tensor, z: Tensor) -> Tensor:
     """Of two bounds of a coordinate that are both active, the one with the smaller multiplier."""
-    m, n = program.G.shape[-2:]
+    m, n = program.h.shape[-1], program.q.shape[-1]
     both = active[:, m : m + n] & active[:, m + n :]
     upper = z[:, m : m + n] > z[:, m + n :]
     return torch.cat((torch.zeros_like(active[:, :m]), both & ~upper, both & upper), -1)

@@ -34,7 +34,7 @@ class Saddle:
 
     @classmethod
     def of(cls, H: Tensor, N: Tensor, free: Tensor) -> Saddle:
-        """Factorise, for H (B, n, n) or (1, n, n) and normals N (B, k, n), rows of which may be zero."""
+        """Factorise, for H (B, n, n) or (1, n, n) and normals N (B, k, n), zero or not."""
         batch, n = free.shape
         mask = free.to(H.dtype)
         kept = None

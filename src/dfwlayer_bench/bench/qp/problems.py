@@ -107,7 +107,7 @@ def _from_npz(path: Path) -> Collected:
 
     def part(name: str, blank: Array) -> Array:
         found = parts.get(name)
-        if found is None or (found.dtype == object and found.item() is None):
+        if found is None or (found.dtype.hasobject and found.item() is None):
             return blank
         return _dense(found)
 
@@ -134,7 +134,7 @@ def _opened(low: Array, high: Array) -> tuple[Array, Array]:
 
 def _dense(matrix: Any) -> Array:
     """An array of numbers from one, from a sparse matrix or from one of these in a box."""
-    if getattr(matrix, "dtype", None) == object:
+    if isinstance(matrix, np.ndarray) and matrix.dtype.hasobject:
         matrix = matrix.item()
     found = matrix.toarray() if hasattr(matrix, "toarray") else matrix
     return np.ascontiguousarray(found, dtype=np.float64)

@@ -55,9 +55,7 @@ def prepare_piqp(problem: Collected, said: Said) -> Passes:
     def forward() -> Tensor:
         solver = piqp.SparseSolver() if sparse else piqp.DenseSolver()
         solver.settings.eps_abs, solver.settings.eps_rel = EPS, 0.0
-        solver.setup(
-            P, problem.q, A, problem.b, G, low, problem.h, problem.lower, problem.upper
-        )
+        solver.setup(P, problem.q, A, problem.b, G, low, problem.h, problem.lower, problem.upper)
         status = solver.solve()
         return _answer(said, solver.result.x, status.name, "PIQP_SOLVED")
 
@@ -125,7 +123,8 @@ def _two_sided(problem: Collected) -> tuple[Array, Array, Array]:
 def _thin(problem: Collected) -> bool:
     """Whether most entries are zero."""
     parts = (problem.P, problem.G, problem.A)
-    return sum(np.count_nonzero(part) for part in parts) < THIN * sum(part.size for part in parts)
+    filled = sum(int(np.count_nonzero(part)) for part in parts)
+    return filled < THIN * sum(part.size for part in parts)
 
 
 def _matrix(part: Array, sparse: bool) -> Any:
