@@ -14,8 +14,10 @@ __all__ = ["RIDGE", "System", "system_of"]
 
 RIDGE = 1e-11  # added to P and taken from 0 below A, for a factor; refinement takes it away again
 REFINEMENTS = 8
-DOUBT = 1e-8  # of a right-hand side: what is left where a factor did not serve
-ROUNDING = 1e-15  # of a right-hand side, what refinement need not remove
+SLOW = 0.5  # what refinement should make of an error, to go on
+BLUR = 1e-10  # of terms, below which right-hand sides count as zero
+ENOUGH = 1e-11  # of a right-hand side, that refinement may leave
+DOUBT = 1e-3  # the same where a factor did not serve
 
 Unknowns = tuple[Tensor, Tensor, Tensor]
 
@@ -38,38 +40,52 @@ class System:
     def solve(self, dual: Tensor, equations: Tensor, rows: Tensor) -> Unknowns:
         """(x, ν, z) for a right-hand side, with what the ridge has changed taken back."""
         right = dual, equations, torch.where(self.weight > 0, rows, 0)
-        found, left = self._refined(right)
-        if bool((left > DOUBT * _largest(right)).any()):
+        found, off = self._refined(right)
+        if bool((off > DOUBT).any()):
             other = self.factor.steadier()
             if other is not None:
                 self.factor = other
                 again, less = self._refined(right)
-                found = _chosen(less < left, again, found)
+                found = _chosen(less < off, again, found)
         return found
 
     def _refined(self, right: Unknowns) -> tuple[Unknowns, Tensor]:
-        """The best that the factor has, and what that leaves (B, 1)."""
+        """The best that the factor has, and how far it is off (B, 1)."""
         found = self.factor.once(*right)
-        rest = self._rest(right, found)
-        least, size = _largest(rest), _largest(right)
+        rest, least = self._rest(right, found)
         for _ in range(REFINEMENTS):
             more = self.factor.once(*rest)
             trial = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
-            left = self._rest(right, trial)
-            off = _largest(left)
+            left, off = self._rest(right, trial)
             better = off < least
             found, rest = _chosen(better, trial, found), _chosen(better, left, rest)
-            going = better & (off < 0.5 * least) & (off > ROUNDING * size)
+            going = better & (off < SLOW * least) & (off > ENOUGH)
             least = torch.where(better, off, least)
             if not bool(going.any()):
                 break
         return found, least
 
-    def _rest(self, right: Unknowns, found: Unknowns) -> Unknowns:
+    def _rest(self, right: Unknowns, found: Unknowns) -> tuple[Unknowns, Tensor]:
+        """What is left of a right-hand side, and its size (B, 1).
+
+        That is relative to the right-hand side, for each of the three kinds of equations: their
+        numbers differ by many orders of magnitude. Nothing is expected below the rounding of terms.
+        """
         program, (x, nu, z) = self.program, found
-        left = right[0] - program.bent(x) - program.pulled(nu) - program.gathered(z)
-        across = torch.where(self.weight > 0, program.across(x), 0)
-        return left, right[1] - program.along(x), right[2] - across + z * self.share
+        terms = (program.bent(x), program.pulled(nu), program.gathered(z))
+        along = program.along(x)
+        across, own = torch.where(self.weight > 0, program.across(x), 0), z * self.share
+        rest = (
+            right[0] - terms[0] - terms[1] - terms[2],
+            right[1] - along,
+            right[2] - across + own,
+        )
+        sizes = _largest(*terms), _largest(along), _largest(across, own)
+        off = torch.zeros_like(x[:, :1])
+        for left, given, size in zip(rest, right, sizes, strict=True):
+            allowed = (_largest(given) + BLUR * size).clamp_min(1e-300)
+            off = torch.maximum(off, _largest(left) / allowed)
+        return rest, off
 
 
 def system_of(program: Program | Thin, weight: Tensor, ridge: float = RIDGE) -> System:
@@ -79,8 +95,11 @@ def system_of(program: Program | Thin, weight: Tensor, ridge: float = RIDGE) -> 
     return System(program, weight, _Dense(program, weight, ridge))
 
 
-def _largest(parts: Unknowns) -> Tensor:  # (B, 1)
-    return torch.cat(parts, -1).abs().amax(-1, keepdim=True)
+def _largest(*parts: Tensor) -> Tensor:  # (B, ·) -> (B, 1)
+    sizes = [part.abs().amax(-1, keepdim=True) for part in parts if part.shape[-1]]
+    if not sizes:
+        return parts[0].new_zeros(len(parts[0]), 1)
+    return torch.cat(sizes, -1).amax(-1, keepdim=True)
 
 
 def _chosen(mask: Tensor, one: Unknowns, other: Unknowns) -> Unknowns:
