@@ -15,6 +15,7 @@ from dfwlayer.linalg.quadratic.units import in_units
 
 __all__ = ["Answer", "duality_gap", "minimise"]
 
+FALL = 1e-9  # of f along a direction of size one, in units of its slope
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
 
 
@@ -41,7 +42,10 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
         count = torch.zeros_like(x[:, 0], dtype=torch.long)
         none = count > 0
         return Answer(x, program.b, limits, limits.isnan(), none, none, none, count)
-    return _somewhere(program, _minimised(program, most))
+    answer = _minimised(program, most)
+    if isinstance(program, Program):
+        answer = _fallen(program, answer)
+    return _somewhere(program, answer)
 
 
 def _minimised(program: Program | Thin, most: int) -> Answer:
@@ -128,6 +132,39 @@ def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer
         z=torch.where(crossed.unsqueeze(-1), proof, answer.z),
         empty=answer.empty | crossed,
         endless=answer.endless & ~crossed,
+    )
+
+
+def _fallen(program: Program, answer: Answer) -> Answer:
+    """Look for a direction in which f falls for ever where there is no certificate.
+
+    It has the least ⟨q, d⟩ of all d with |d_i| ≤ 1, P d = 0, A d = 0, G d ≤ 0 that are along open
+    sides of the bounds, which is a program with a solution.
+    """
+    gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
+    doubtful = ~(answer.empty | answer.endless) & (torch.isinf(gap) | ~answer.exact)
+    if not bool(doubtful.any()):
+        return answer
+    index = doubtful.nonzero().squeeze(-1)
+    part = program.some(index)
+    count, n = part.q.shape
+    size = part.q.abs().amax(-1, keepdim=True).clamp_min(1e-300)
+    flat = torch.cat((part.P.expand(count, n, n), part.A.expand(count, *part.A.shape[-2:])), -2)
+    cone = Program(
+        torch.zeros_like(part.P),
+        part.q / size,
+        part.G,
+        torch.where(torch.isfinite(part.h), 0, torch.inf),
+        flat,
+        flat.new_zeros(count, flat.shape[-2]),
+        torch.where(torch.isfinite(part.lower), 0.0, -1.0).to(size),
+        torch.where(torch.isfinite(part.upper), 0.0, 1.0).to(size),
+    )
+    found = _minimised(cone, STEPS)
+    falls = found.exact & ((cone.q * found.x).sum(-1) < -FALL * n)
+    return answer._replace(
+        endless=answer.endless.index_copy(0, index, falls),
+        exact=answer.exact.index_copy(0, index, answer.exact[index] & torch.isfinite(gap[index])),
     )
 
 
