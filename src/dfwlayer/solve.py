@@ -174,22 +174,22 @@ def _run(task: Task) -> tuple[Task, Outcome]:
 
 
 def _answer(found: Located) -> Outcome | None:
-    """Attach the gradient and certify; None where the engine finds it should not have tried."""
-    x = _with_gradient(found)  # while a GPU may still be at work
+    """Attach the gradients and certify; None where the engine finds it should not have tried."""
+    x, value = _with_gradient(found)  # while a GPU may still be at work
     settled = found.settled()
     if settled is None:
         return None
     if settled is not found:
-        x = _with_gradient(settled)
+        x, value = _with_gradient(settled)
     outcome = certified(settled.problem, settled.outcome, settled.task.settings.tol)
-    return outcome._replace(x=settled.place(x))
+    return outcome._replace(x=settled.place(x), value=outcome.value if value is None else value)
 
 
-def _with_gradient(found: Located) -> Tensor:
-    """x, carrying its gradient if one may be asked for."""
+def _with_gradient(found: Located) -> tuple[Tensor, Tensor | None]:
+    """x, and f there if known, carrying their gradients if one may be asked for."""
     if found.face is None or not torch.is_grad_enabled():
-        return found.outcome.x
-    return attach(found.problem, found.outcome.x, found.face)
+        return found.outcome.x, found.outcome.value
+    return attach(found.problem, found.outcome.x, found.face, found.outcome.value)
 
 
 def _checked(arguments: Arguments) -> Arguments:

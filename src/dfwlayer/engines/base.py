@@ -106,14 +106,17 @@ class Task:
             x = where_rows(self.bad == 0, x, torch.nan)
         return x.reshape(*self.lead, *self.shape)
 
+    def without_lost(self, value: Tensor) -> Tensor:  # (...)
+        """A number of each problem, NaN for those that cannot be solved."""
+        return value if self.bad is None else torch.where(self.bad != 0, torch.nan, value)
+
     def solution(self, outcome: Outcome) -> Solution:
         """The outcome as the caller gets it."""
         value, gap, status = outcome.value, outcome.gap, outcome.status
         assert value is not None and gap is not None  # noqa: PT018
+        value, gap = self.without_lost(value), self.without_lost(gap)
         if self.bad is not None:
-            lost = self.bad != 0
-            value, gap = torch.where(lost, torch.nan, value), torch.where(lost, torch.nan, gap)
-            status = torch.where(lost, self.bad, status)
+            status = torch.where(self.bad != 0, self.bad, status)
         return Solution(self.without_bad(outcome.x), value, gap, outcome.num_steps, status)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from dfwlayer.arguments import common_batch
+from dfwlayer.constraints.base import Face
 from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
-from dfwlayer.differentiate.expansion import expand
+from dfwlayer.differentiate.expansion import expand, worth
 from dfwlayer.differentiate.transforms import derived
-from dfwlayer.engines.base import Arguments, bind, centred
-from dfwlayer.methods.base import Settings
+from dfwlayer.engines.base import Arguments, Task, bind, centred
+from dfwlayer.methods.base import Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Solution
@@ -38,7 +40,10 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
     call = (ranks, run, arguments, settings)
     x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
     if differentiable:
-        (x,) = derived(_Carried(*call), x.detach(), *level(tensors, ranks))
+        own, known = level(tensors, ranks), x.detach()
+        # each by itself: where one is asked for the other need not be had
+        (x,) = derived(_Carried(*call), known, *own)
+        (value,) = derived(_Worth(*call), known, value.detach(), *own)
     return Solution(x, value, gap, num_steps, status)
 
 
@@ -88,21 +93,48 @@ class _Carried(_Call):
         (known, *tensors), lead = self.laid_out(inputs, (1,))
         arguments, settings = self.filled(iter(tensors))
         if settings.mode == "implicit":
-            x = _expanded(arguments._replace(x0=known), settings, order)
+            task, problem, x, face, place = _at(arguments._replace(x0=known), settings)
+            x = task.without_bad(place(expand(problem, x, face, order)))
         else:
             x = self.run(arguments, settings).x
         return (x if len(lead) < 2 else x.reshape(*lead, x.shape[-1]),)
 
 
-def _expanded(arguments: Arguments, settings: Settings, order: int) -> Tensor:
-    """The solution x0, with derivatives in the other arguments that are right up to an order."""
+class _Worth(_Call):
+    """(the solution, f there, what they were found from) ↦ f at the solution, differentiably."""
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if order == 0:
+            return (inputs[1].clone(),)
+        (known, _, *tensors), lead = self.laid_out(inputs, (1, 0))
+        arguments, settings = self.filled(iter(tensors))
+        if settings.mode == "implicit":
+            task, problem, x, face, _ = _at(arguments._replace(x0=known), settings)
+            value = task.without_lost(worth(problem, x, face, order))
+        else:
+            value = self.run(arguments, settings).value
+        return (value if len(lead) < 2 else value.reshape(lead),)
+
+
+class _Place(NamedTuple):
+    """A known solution, and the problem that it solves."""
+
+    task: Task
+    problem: Problem  # seen from the centre of its set
+    x: Tensor  # likewise
+    face: Face
+    place: Callable[[Tensor], Tensor]  # from there to x
+
+
+def _at(arguments: Arguments, settings: Settings) -> _Place:
+    """Where the solution x0 is."""
     task = bind(arguments, settings).checked()
     problem, x, place = centred(task.objective, task.constraint, task.point)
     with torch.no_grad():
         # measured from a centre x would depend on it, but the known solution is a constant
         x = problem.constraint.retract(x.detach())
         _, _, face = problem.face_at(x)
-    return task.without_bad(place(expand(problem, x, face, order)))
+    return _Place(task, problem, x, face, place)
 
 
 def _value_at_zero(objective: Objective) -> Tensor:

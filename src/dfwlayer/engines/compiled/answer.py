@@ -48,8 +48,10 @@ class _Solved(NamedTuple):
     versions: list[int]
 
 
-def carrying(layout: Layout, found: Any, arguments: Arguments, settings: Settings) -> Tensor | None:
-    """The solution with its gradient, None if nothing asks for one."""
+def carrying(
+    layout: Layout, found: Any, value: Tensor, arguments: Arguments, settings: Settings
+) -> tuple[Tensor, Tensor] | None:
+    """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
     own = [t for t in layout.tensors if t is not None and t.requires_grad]
@@ -59,8 +61,8 @@ def carrying(layout: Layout, found: Any, arguments: Arguments, settings: Setting
     solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
     # the set's may be others, from which the layout's were derived
     others = (t for t in given if t.requires_grad)
-    x: Tensor = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
-    return x
+    x, value = _Solution.apply(solved, value, *own, *others)  # type: ignore[no-untyped-call]
+    return x, value
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -69,31 +71,40 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class _Solution(torch.autograd.Function):
-    """x, with the gradient of the exact solution; inputs are tensors that ask for one.
+    """x and f, with the gradients of the exact solution; inputs are tensors that ask for one.
 
     They are the layout's, which may be derived from those of the arguments, and then these.
     """
 
     @staticmethod
-    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, solved: _Solved, value: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.solved, ctx.inputs = solved, inputs
-        return solved.layout.fresh(solved.found)
+        ctx.set_materialize_grads(False)
+        return solved.layout.fresh(solved.found), value.clone()
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        layout, found, arguments, _, own, versions = solved = ctx.solved
-        if _versions(tensors_in((arguments.objective, arguments.constraint))) != versions:
+    def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
+        solved: _Solved = ctx.solved
+        layout, found, arguments, own = solved.layout, solved.found, solved.arguments, solved.own
+        if _versions(tensors_in((arguments.objective, arguments.constraint))) != solved.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
-        asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or in_transform(v):
-            return None, *_differentiably(solved, ctx.inputs, asked, v)
-        tensors, needs = layout.tensors, iter(asked[:own])
-        among = [t is not None and t.requires_grad for t in tensors]
-        gradients = layout.gradients([each and next(needs) for each in among], found, v)
-        return None, *compress(gradients, among), *[None] * (len(asked) - own)
+        asked: tuple[bool, ...] = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or in_transform((v, w)):
+            return None, None, *_differentiably(solved, ctx.inputs, asked, v, w)
+        out: Gradients = [None] * len(asked)
+        if w is not None:
+            out = _differentiably(solved, ctx.inputs, asked, None, w)
+        if v is not None:
+            tensors, needs = layout.tensors, iter(asked[:own])
+            among = [t is not None and t.requires_grad for t in tensors]
+            gradients = layout.gradients([each and next(needs) for each in among], found, v)
+            out[:own] = compress(gradients, among)
+        return None, None, *out
 
 
 def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
@@ -113,28 +124,37 @@ def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
 
 
 def _differentiably(
-    solved: _Solved, inputs: Sequence[Tensor], asked: Sequence[bool], v: Tensor
+    solved: _Solved,
+    inputs: Sequence[Tensor],
+    asked: Sequence[bool],
+    v: Tensor | None,
+    w: Tensor | None,
 ) -> Gradients:
-    """The same gradients with derivatives of their own, past what was derived from the tensors."""
+    """Gradients with derivatives of their own, past what was derived from the tensors."""
     with torch.enable_grad():
         task = bind(solved.arguments, solved.settings).checked()
         at = solved.layout.seen(solved.found)
         problem, _, place = centred(task.objective, task.constraint, at)
         with torch.no_grad():
-            _, _, face = problem.face_at(at)
-        moved = place(attach(problem, at, face))
+            value, _, face = problem.face_at(at)
+        moved, value_there = attach(problem, at, face, value)
+        assert value_there is not None
+        outputs = [(place(moved), v), (value_there, w)]
     wanted: dict[int, int] = {}  # by identity, as a tensor may be the argument of several things
     for i, tensor in enumerate(inputs[solved.own :], start=solved.own):
         if asked[i]:
             wanted.setdefault(id(tensor), i)
+    out: Gradients = [None] * len(inputs)
+    if not wanted:
+        return out
+    pairs = [(output, each) for output, each in outputs if each is not None]
     gradients = torch.autograd.grad(
-        moved,
+        [output for output, _ in pairs],
         [inputs[i] for i in wanted.values()],
-        v,
-        create_graph=True,
+        [each for _, each in pairs],
+        create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
-    out: Gradients = [None] * len(inputs)
     for i, gradient in zip(wanted.values(), gradients, strict=True):
         out[i] = gradient
     return out
