@@ -27,6 +27,7 @@ from dfwlayer.engines.base import (
 )
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.mapped import through_transforms
+from dfwlayer.engines.prices import Origin
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
@@ -86,7 +87,7 @@ def solve(
             the problems that are solved again in other units or more digits.
 
     Returns:
-        The `Solution`; its ``x`` carries the gradient.
+        The `Solution`; its ``x`` and ``value`` carry gradients.
 
     Raises:
         ValueError: Naming the argument, what was found and what is expected.
@@ -134,9 +135,13 @@ def warm_up() -> bool:
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
-    if in_transform(arguments):
-        return through_transforms(_solution, arguments, settings)
-    return _solution(arguments, settings)
+    mapped = in_transform(arguments)
+    if mapped:
+        solution = through_transforms(_solution, arguments, settings)
+    else:
+        solution = _solution(arguments, settings)
+    vars(solution)["_origin"] = Origin.of(arguments, settings, mapped)
+    return solution
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:

@@ -254,6 +254,20 @@ class Constraint(ABC):
         values = {name: getattr(self, name) for name in table(type(self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
+        """What `Solution.multipliers` has a price for, by name: the parameters that grow with the
+        set, such as radii, bounds and levels.
+
+        With each of them the shape of one problem's, None where it is that of the tensor.
+        ``shape`` is that of one problem's variable.
+        """
+        sizes = {Kind.NUMBER: (), Kind.ENTRIES: self.shape_of(shape)}
+        return {
+            name: (value, sizes.get(about.kind))
+            for name, about in table(type(self)).items()
+            if about.grows and (value := getattr(self, name)) is not None
+        }
+
     def blank(self, n: int) -> Tensor:
         """Ones (n,) of the parameters' dtype and device."""
         own = next(iter(self.tensors().values()), torch.empty(0))

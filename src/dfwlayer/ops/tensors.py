@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fields_of", "filled", "static_of", "tensors_in"]
+__all__ = ["fields_of", "filled", "static_of", "tensors_in", "versions_of"]
 
 
 def fields_of(node: Any) -> tuple[str, ...]:
@@ -44,6 +44,11 @@ def _collect(node: Any, found: list[Tensor]) -> None:
     else:
         for name in fields_of(node):
             _collect(getattr(node, name), found)
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def filled(node: Any, tensors: Iterator[Tensor]) -> Any:

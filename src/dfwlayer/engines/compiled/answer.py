@@ -13,7 +13,7 @@ from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import tensors_in
+from dfwlayer.ops.tensors import tensors_in, versions_of
 
 __all__ = ["Gradients", "Layout", "carrying", "spoiled"]
 
@@ -58,16 +58,11 @@ def carrying(
     if not own:
         return None
     given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
+    solved = _Solved(layout, found, arguments, settings, len(own), versions_of(given))
     # the set's may be others, from which the layout's were derived
     others = (t for t in given if t.requires_grad)
     x, value = _Solution.apply(solved, value, *own, *others)  # type: ignore[no-untyped-call]
     return x, value
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often tensors were changed in place."""
-    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class _Solution(torch.autograd.Function):
@@ -77,9 +72,7 @@ class _Solution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, solved: _Solved, value: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, solved: _Solved, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         ctx.solved, ctx.inputs = solved, inputs
         ctx.set_materialize_grads(False)
         return solved.layout.fresh(solved.found), value.clone()
@@ -88,7 +81,7 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
         solved: _Solved = ctx.solved
         layout, found, arguments, own = solved.layout, solved.found, solved.arguments, solved.own
-        if _versions(tensors_in((arguments.objective, arguments.constraint))) != solved.versions:
+        if versions_of(tensors_in((arguments.objective, arguments.constraint))) != solved.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"
