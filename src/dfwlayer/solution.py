@@ -114,6 +114,7 @@ class Solution:
 
     A solution is a pytree of these five (``torch.utils._pytree``), so that torch.func may return
     one, ``tree_map`` change it and a ``DataLoader`` collate several.
+
     """
 
     x: Tensor
@@ -140,12 +141,14 @@ class Solution:
         "0.radius". A number for all coordinates, such as ``Box(upper=1.0)``, has a price in each.
         NaN where x is NaN. Computed when first asked for, as far as x carries a gradient with one.
         """
-        return self._asked().multipliers(self.x)
+        found: dict[str, Tensor] = self._asked().multipliers(self.x)
+        return found
 
     @cached_property
     def violation(self) -> Tensor:
         """How far x is outside, by the set's own measure; 0 inside, NaN where x is NaN."""
-        return self._asked().violation(self.x)
+        found: Tensor = self._asked().violation(self.x)
+        return found
 
     def _asked(self) -> Any:
         """The call that this answers."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
 from dfwlayer.differentiate.expansion import expand, worth
-from dfwlayer.differentiate.transforms import Pullback, derived, in_transform
+from dfwlayer.differentiate.transforms import Pullback, any_in_transform, derived
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.base import Objective
@@ -119,7 +119,7 @@ class _Move(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
         out: list[Tensor | None] = [None] * len(needed)
-        if torch.is_grad_enabled() or in_transform((v, w)):
+        if torch.is_grad_enabled() or any_in_transform(v, w):
             # the gradient is to be differentiated or mapped: past the residuals, which do not
             # know that x depends on the parameters
             objective, constraint, _ = ctx.problem
@@ -134,8 +134,8 @@ class _Move(torch.autograd.Function):
             out[:3] = _through_system(system, ctx.flow, v, any(needed[1:3]))
         if w is not None:
             if any(needed[1:3]):
-                more = _through_envelope(system, w)
-                out[1:3] = [_sum(a, b) for a, b in zip(out[1:3], more, strict=True)]
+                envelope = _through_envelope(system, w)
+                out[1:3] = [_sum(a, b) for a, b in zip(out[1:3], envelope, strict=True)]
             if ctx.lazy:
                 own = len(tensors_in((ctx.problem.objective,)))
                 asked = list(zip(tensors[:own], needed[8:], strict=False))

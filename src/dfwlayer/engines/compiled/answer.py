@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.differentiate.implicit import attach
-from dfwlayer.differentiate.transforms import in_transform
+from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import tensors_in, versions_of
@@ -87,7 +87,7 @@ class _Solution(torch.autograd.Function):
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
         asked: tuple[bool, ...] = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or in_transform((v, w)):
+        if torch.is_grad_enabled() or any_in_transform(v, w):
             return None, None, *_differentiably(solved, ctx.inputs, asked, v, w)
         out: Gradients = [None] * len(asked)
         if w is not None:
