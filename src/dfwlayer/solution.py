@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
@@ -10,6 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 __all__ = ["FAILURES", "Progress", "Solution", "SolveError", "Status"]
 
@@ -190,6 +193,14 @@ register_pytree_node(
         None,
     ),
 )
+
+
+def _collated(batch: Sequence[Solution], *, collate_fn_map: Any = None) -> Solution:
+    """What a DataLoader makes of the solutions of single problems."""
+    return Solution(*(default_collate([getattr(s, name) for s in batch]) for name in _FIELDS))
+
+
+default_collate_fn_map[Solution] = _collated  # the way to extend it that its documentation names
 
 
 class Progress(NamedTuple):
