@@ -195,7 +195,7 @@ register_pytree_node(
 )
 
 
-def _collated(batch: Sequence[Solution], *, collate_fn_map: Any = None) -> Solution:
+def _collated(batch: Sequence[Solution], *, collate_fn_map: Any) -> Solution:  # noqa: ARG001
     """What a DataLoader makes of the solutions of single problems."""
     return Solution(*(default_collate([getattr(s, name) for s in batch]) for name in _FIELDS))
 

@@ -93,7 +93,7 @@ class _Prices(Call):
                 price = torch.where(mask[(..., *[None] * (price.dim() - 1))], torch.nan, price)
             sizes = at.task.lead if len(lead) < 2 else lead
             own = price.shape[len(at.task.lead) :] if shape is None else shape
-            out.append(price.reshape(*sizes, *own))
+            out.append(price.reshape((*sizes, *own)))
         return tuple(out)
 
 
