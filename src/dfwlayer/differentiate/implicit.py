@@ -17,7 +17,7 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.rows import column, where_rows
-from dfwlayer.ops.tensors import filled, tensors_in
+from dfwlayer.ops.tensors import added, filled, tensors_in
 
 __all__ = ["attach", "gradients_nearby"]
 
@@ -128,14 +128,13 @@ class _Move(torch.autograd.Function):
                 out[8:] = gradients_nearby(*given, v, tensors, needed[8:])
             if w is not None:
                 more = gradients_nearby(*given, w, tensors, needed[8:], of_value=True)
-                out[8:] = [_sum(a, b) for a, b in zip(out[8:], more, strict=True)]
+                out[8:] = added(out[8:], more)
             return tuple(out)
         if v is not None:
             out[:3] = _through_system(system, ctx.flow, v, any(needed[1:3]))
         if w is not None:
             if any(needed[1:3]):
-                envelope = _through_envelope(system, w)
-                out[1:3] = [_sum(a, b) for a, b in zip(out[1:3], envelope, strict=True)]
+                out[1:3] = added(out[1:3], _through_envelope(system, w))
             if ctx.lazy:
                 own = len(tensors_in((ctx.problem.objective,)))
                 asked = list(zip(tensors[:own], needed[8:], strict=False))
@@ -204,10 +203,6 @@ def _explicit(
             gradient = torch.where(sound, kept, gradient)
         out[i] = gradient
     return out
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a if b is None else b if a is None else a + b
 
 
 def gradients_nearby(

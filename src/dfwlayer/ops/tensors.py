@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fields_of", "filled", "static_of", "tensors_in", "versions_of"]
+__all__ = ["added", "fields_of", "filled", "static_of", "tensors_in", "versions_of"]
 
 
 def fields_of(node: Any) -> tuple[str, ...]:
@@ -44,6 +44,12 @@ def _collect(node: Any, found: list[Tensor]) -> None:
     else:
         for name in fields_of(node):
             _collect(getattr(node, name), found)
+
+
+def added(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients for the same tensors, None for none, added one by one."""
+    pairs = zip(a, b, strict=True)
+    return [own if other is None else other if own is None else own + other for own, other in pairs]
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -13,7 +13,7 @@ from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import tensors_in, versions_of
+from dfwlayer.ops.tensors import added, tensors_in, versions_of
 
 __all__ = ["Gradients", "Layout", "carrying", "spoiled"]
 
@@ -35,6 +35,9 @@ class Layout(Protocol):
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in the solution; NaN of the latter goes on."""
+
+    def gradients_of_value(self, asked: Sequence[bool], found: Any, w: Tensor) -> Gradients | None:
+        """The same from one in each value, None where only tensor operations know."""
 
 
 class _Solved(NamedTuple):
@@ -89,14 +92,19 @@ class _Solution(torch.autograd.Function):
         asked: tuple[bool, ...] = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or any_in_transform(v, w):
             return None, None, *_differentiably(solved, ctx.inputs, asked, v, w)
+        tensors, needs = layout.tensors, iter(asked[:own])
+        among = [t is not None and t.requires_grad for t in tensors]
+        wanted = [each and next(needs) for each in among]
         out: Gradients = [None] * len(asked)
-        if w is not None:
-            out = _differentiably(solved, ctx.inputs, asked, None, w)
         if v is not None:
-            tensors, needs = layout.tensors, iter(asked[:own])
-            among = [t is not None and t.requires_grad for t in tensors]
-            gradients = layout.gradients([each and next(needs) for each in among], found, v)
-            out[:own] = compress(gradients, among)
+            out[:own] = compress(layout.gradients(wanted, found, v), among)
+        if w is not None:
+            known = layout.gradients_of_value(wanted, found, w)
+            if known is None:
+                more = _differentiably(solved, ctx.inputs, asked, None, w)
+            else:
+                more = [*compress(known, among), *[None] * (len(asked) - own)]
+            out = added(out, more)
         return None, None, *out
 
 
