@@ -33,6 +33,7 @@ from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.ops.tensors import versions_in
 from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
@@ -140,7 +141,8 @@ def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
         solution = through_transforms(_solution, arguments, settings)
     else:
         solution = _solution(arguments, settings)
-    vars(solution)["_origin"] = Origin.of(arguments, settings, mapped)
+    versions = versions_in(arguments[:2])
+    vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
     return solution
 
 

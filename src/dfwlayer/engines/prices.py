@@ -14,7 +14,7 @@ from dfwlayer.differentiate.transforms import Recipe, derived
 from dfwlayer.engines.base import Arguments, bind
 from dfwlayer.engines.mapped import Call, known_at, value_at_zero
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import filled, tensors_in, versions_of
+from dfwlayer.ops.tensors import filled, tensors_in, versions_in
 
 __all__ = ["Origin"]
 
@@ -25,12 +25,7 @@ class Origin(NamedTuple):
     arguments: Arguments
     settings: Settings
     mapped: bool  # inside of a transform, or with tangents
-    versions: list[int]  # how often each tensor had been changed in place
-
-    @classmethod
-    def of(cls, arguments: Arguments, settings: Settings, mapped: bool) -> Origin:
-        """As things are now."""
-        return cls(arguments, settings, mapped, versions_of(tensors_in(arguments[:2])))
+    versions: list[int]  # how often each tensor had been changed in place by then
 
     def multipliers(self, x: Tensor) -> dict[str, Tensor]:  # (*lead, *shape)
         """See `dfwlayer.Solution`."""
@@ -54,7 +49,7 @@ class Origin(NamedTuple):
         self, kind: Callable[..., Recipe], x: Tensor, differentiable: bool
     ) -> tuple[Tensor, ...]:
         """What a recipe makes of the solution and of the tensors it was found from."""
-        if versions_of(tensors_in(self.arguments[:2])) != self.versions:
+        if versions_in(self.arguments[:2]) != self.versions:
             raise RuntimeError(
                 "a tensor of the objective or of the set has been modified by an inplace operation "
                 "after the solve: ask for the multipliers and the violation before that"

@@ -13,7 +13,7 @@ from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import added, tensors_in, versions_of
+from dfwlayer.ops.tensors import added, tensors_in, versions_in
 
 __all__ = ["Gradients", "Layout", "carrying", "spoiled"]
 
@@ -45,6 +45,7 @@ class _Solved(NamedTuple):
 
     layout: Layout
     found: Any
+    value: list[Tensor]  # taken out when it becomes an output, which would be kept for ever
     arguments: Arguments
     settings: Settings
     own: int  # of the inputs below, how many are the layout's
@@ -61,10 +62,11 @@ def carrying(
     if not own:
         return None
     given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, arguments, settings, len(own), versions_of(given))
+    versions = versions_in(arguments[:2])
+    solved = _Solved(layout, found, [value], arguments, settings, len(own), versions)
     # the set's may be others, from which the layout's were derived
     others = (t for t in given if t.requires_grad)
-    x, value = _Solution.apply(solved, value, *own, *others)  # type: ignore[no-untyped-call]
+    x, value = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
     return x, value
 
 
@@ -78,20 +80,20 @@ class _Solution(torch.autograd.Function):
     def forward(ctx: Any, solved: _Solved, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         ctx.solved, ctx.inputs = solved, inputs
         ctx.set_materialize_grads(False)
-        return solved.layout.fresh(solved.found), value.clone()
+        return solved.layout.fresh(solved.found), solved.value.pop()
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
         solved: _Solved = ctx.solved
         layout, found, arguments, own = solved.layout, solved.found, solved.arguments, solved.own
-        if versions_of(tensors_in((arguments.objective, arguments.constraint))) != solved.versions:
+        if versions_in(arguments[:2]) != solved.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
-        asked: tuple[bool, ...] = ctx.needs_input_grad[2:]
+        asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or any_in_transform(v, w):
-            return None, None, *_differentiably(solved, ctx.inputs, asked, v, w)
+            return None, *_differentiably(solved, ctx.inputs, asked, v, w)
         tensors, needs = layout.tensors, iter(asked[:own])
         among = [t is not None and t.requires_grad for t in tensors]
         wanted = [each and next(needs) for each in among]
@@ -105,7 +107,7 @@ class _Solution(torch.autograd.Function):
             else:
                 more = [*compress(known, among), *[None] * (len(asked) - own)]
             out = added(out, more)
-        return None, None, *out
+        return None, *out
 
 
 def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
