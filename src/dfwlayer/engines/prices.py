@@ -54,9 +54,10 @@ class Origin(NamedTuple):
                 "a tensor of the objective or of the set has been modified by an inplace operation "
                 "after the solve: ask for the multipliers and the violation before that"
             )
-        ranks = ranks_of(*self.arguments)
-        recipe = kind(ranks, None, self.arguments, self.settings)
-        tensors = tensors_in(self.arguments, sparse=False)
+        arguments = self.arguments._replace(x0=None)  # the solution takes its place
+        ranks = ranks_of(*arguments)
+        recipe = kind(ranks, None, arguments, self.settings)
+        tensors = tensors_in(arguments, sparse=False)
         if not differentiable:
             tensors = [t.detach() for t in tensors]
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
@@ -71,7 +72,9 @@ class _Prices(Call):
         (known, *tensors), lead = self.laid_out(inputs, (1,))
         arguments, settings = self.filled(iter(tensors))
         with torch.enable_grad():
-            at = known_at(arguments._replace(x0=known), settings, priced=True)
+            # problems that were bad start anywhere
+            start = torch.nan_to_num(known)
+            at = known_at(arguments._replace(x0=start), settings, priced=True)
             priced = at.problem.constraint.priced(at.task.shape)
             value = worth(at.problem, at.x, at.face, order + 1)
             slopes = torch.autograd.grad(
@@ -97,8 +100,9 @@ class _Violation(Call):
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         (known, *tensors), lead = self.laid_out(inputs, (1,))
+        arguments, settings = self.filled(iter(tensors))
         with torch.no_grad():
-            task = bind(*self.filled(iter(tensors))).checked()
+            task = bind(arguments._replace(x0=torch.nan_to_num(known)), settings).checked()
             x = known.reshape(*task.lead, -1)
             outside = task.constraint.violation(x)
             outside = torch.where(torch.isnan(x).any(-1), torch.nan, outside)

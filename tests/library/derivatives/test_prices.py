@@ -233,6 +233,20 @@ def test_shapes_follow_the_call():
     close(got, torch.tensor(-1.0, dtype=F64))  # soft threshold of one entry: λ = 2 − t
 
 
+def test_a_batch_of_one_bad_problem_and_one_that_the_start_makes():
+    q = torch.tensor([[torch.nan, 1.0]], dtype=F64)
+    sol = dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(1, 0.5))
+    assert torch.isnan(sol.multipliers["radius"]).tolist() == [True]
+    assert torch.isnan(sol.violation).tolist() == [True]
+    start = torch.zeros(2, 2, dtype=F64)
+    sol = dfw.solve(
+        dfw.Quadratic(None, torch.tensor([-2.0, 1.0], dtype=F64)), dfw.LpBall(1, 0.5), x0=start
+    )
+    start.fill_(7)
+    close(sol.multipliers["radius"], torch.full((2,), 1.5, dtype=F64))
+    assert sol.violation.shape == (2,)
+
+
 def test_one_tensor_in_several_places():
     """A radius of two sets, and a vector that is the objective's and the set's."""
     v = torch.tensor([1.0, 2.0, -2.0, 3.0], dtype=F64, requires_grad=True)

@@ -77,7 +77,7 @@ class _Solution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, solved: _Solved, value: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         ctx.solved, ctx.inputs = solved, inputs
         ctx.set_materialize_grads(False)
         return solved.layout.fresh(solved.found), solved.value.pop()
