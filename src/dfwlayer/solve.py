@@ -28,11 +28,13 @@ from dfwlayer.engines.base import (
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.elastic import relaxed
 from dfwlayer.engines.mapped import through_transforms
+from dfwlayer.engines.prices import Origin
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.ops.tensors import versions_in
 from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
@@ -90,7 +92,7 @@ def solve(
             the best of the points that violate its rows least, with status RELAXED.
 
     Returns:
-        The `Solution`; its ``x`` carries the gradient.
+        The `Solution`; its ``x`` and ``value`` carry gradients.
 
     Raises:
         ValueError: Naming the argument, what was found and what is expected.
@@ -162,9 +164,14 @@ def compile_all(first: str = "") -> bool:
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
-    if in_transform(arguments):
-        return through_transforms(_solution, arguments, settings)
-    return _solution(arguments, settings)
+    mapped = in_transform(arguments)
+    if mapped:
+        solution = through_transforms(_solution, arguments, settings)
+    else:
+        solution = _solution(arguments, settings)
+    versions = versions_in(arguments[:2])
+    vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
+    return solution
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:
@@ -202,22 +209,22 @@ def _run(task: Task) -> tuple[Task, Outcome]:
 
 
 def _answer(found: Located) -> Outcome | None:
-    """Attach the gradient and certify; None where the engine finds it should not have tried."""
-    x = _with_gradient(found)  # while a GPU may still be at work
+    """Attach the gradients and certify; None where the engine finds it should not have tried."""
+    x, value = _with_gradient(found)  # while a GPU may still be at work
     settled = found.settled()
     if settled is None:
         return None
     if settled is not found:
-        x = _with_gradient(settled)
+        x, value = _with_gradient(settled)
     outcome = certified(settled.problem, settled.outcome, settled.task.settings.tol)
-    return outcome._replace(x=settled.place(x))
+    return outcome._replace(x=settled.place(x), value=outcome.value if value is None else value)
 
 
-def _with_gradient(found: Located) -> Tensor:
-    """x, carrying its gradient if one may be asked for."""
+def _with_gradient(found: Located) -> tuple[Tensor, Tensor | None]:
+    """x, and f there if known, carrying their gradients if one may be asked for."""
     if found.face is None or not torch.is_grad_enabled():
-        return found.outcome.x
-    return attach(found.problem, found.outcome.x, found.face)
+        return found.outcome.x, found.outcome.value
+    return attach(found.problem, found.outcome.x, found.face, found.outcome.value)
 
 
 def _checked(arguments: Arguments) -> Arguments:

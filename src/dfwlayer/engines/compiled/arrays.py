@@ -73,6 +73,19 @@ class Laid(ABC):
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
         return spoiled(gradients, torch.from_numpy(lost))
 
+    def gradients_of_value(self, asked: Sequence[bool], found: Any, w: Tensor) -> Gradients | None:
+        """Those of `envelope`; NaN goes on likewise."""
+        arriving = np.ascontiguousarray(w.numpy(), np.float64).reshape(-1, 1)
+        lost: Array = np.logical_not(np.isfinite(arriving))
+        if not lost.any():
+            return self.envelope(asked, found, arriving)
+        gradients = self.envelope(asked, found, np.where(lost, 0.0, arriving))
+        return None if gradients is None else spoiled(gradients, torch.from_numpy(lost[:, 0]))
+
+    def envelope(self, asked: Sequence[bool], found: Any, w: Array) -> Gradients | None:
+        """Gradients in the tensors from one in each value (B, 1), None where others know them."""
+        return None
+
     @abstractmethod
     def pullback(self, asked: Sequence[bool], found: Any, v: Array) -> Gradients:
         """Gradients in the tensors from one in x (B, n)."""

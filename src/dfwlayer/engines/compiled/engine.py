@@ -54,9 +54,6 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
         for part in (found.x, found.multipliers, *found.face):
             part[lost] = 0
         left = torch.from_numpy(lost)
-    x = carrying(layout, found, arguments, settings)
-    if x is None:
-        x = layout.point(found.x)
     values = found.values
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
@@ -65,6 +62,8 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     value, gap, status, steps = (
         torch.from_numpy(row[at]) for row in (values[0], values[1], codes[0], codes[1])
     )
+    carried = carrying(layout, found, value, arguments, settings)
+    x, value = (layout.point(found.x), value) if carried is None else carried
     return Attempt(Solution(x, value, gap, steps, status), left)
 
 

@@ -94,6 +94,28 @@ class Quadratics:
             of_matrix = outer(matrix, -moved, x, -residual, u)
         return [of_matrix, summed(self.vector, moved) if asked[1] else None]
 
+    def slope(self, x: Array) -> Array:  # (B, n) -> (B, n)
+        """∇f."""
+        _, q, A, b = self.arrays
+        with np.errstate(all="ignore"):
+            if self.squared:
+                return _times(np.swapaxes(A, -2, -1), _times(A, x) - b)
+            return self.product(x) + q
+
+    def explicit(self, asked: Sequence[bool], x: Array, w: Array) -> Gradients:  # (B, n), (B, 1)
+        """Gradients of f in `tensors` at points x, which do not move, from one in each value."""
+        _, _, A, b = self.arrays
+        of_matrix: Tensor | None = None
+        if not self.squared:
+            if asked[0] and self.matrix is not None:
+                of_matrix = outer(self.matrix, 0.25 * w * x, x, 0.25 * x, w * x)
+            return [of_matrix, summed(self.vector, w * x) if asked[1] else None]
+        with np.errstate(all="ignore"):
+            residual = np.where(w == 0, 0.0, w * (_times(A, x) - b))
+        if asked[0] and self.matrix is not None:
+            of_matrix = outer(self.matrix, 0.5 * residual, x, 0.5 * residual, x)
+        return [of_matrix, summed(self.vector, -residual) if asked[1] else None]
+
 
 class Centres(NamedTuple):
     """Sets around centres c, which are seen from there: y = x − c."""
@@ -158,6 +180,24 @@ class Layout(Laid):
         if not any(asked[3:]):
             return gradients + [None] * len(asked[3:])
         return gradients + self.sets.pullback(asked[3:], found, adjoint)
+
+    def envelope(self, asked: Sequence[bool], found: Results, w: Array) -> Gradients | None:
+        """Gradients in `tensors` from one in each value (B, 1)."""
+        solved = found.codes[0, :, None] == outcome.SOLVED
+        x = found.x
+        if self.centres is not None:
+            x = x + np.where(solved, self.centres.array, 0.0)
+        g = np.where(solved, self.objective.slope(x), 0.0)
+        known = self.sets.envelope(found, g)
+        if known is None:
+            return None
+        of_centre: Tensor | None = None
+        if self.centres is not None and asked[2]:
+            of_centre = summed(self.centres.value, w * g)
+        gradients = [*self.objective.explicit(asked[:2], x, w), of_centre]
+        if not any(asked[3:]):
+            return gradients + [None] * len(asked[3:])
+        return gradients + self.sets.pullback(asked[3:], found, known.times(w))
 
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:

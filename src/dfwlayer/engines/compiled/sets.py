@@ -56,6 +56,10 @@ class Adjoint(NamedTuple):
     nu: Array  # (B, k)
     rest: Array | None  # (B, n), v − P u − Σ ν_j a_j, where a set asks for it
 
+    def times(self, w: Array) -> Adjoint:  # (B, 1)
+        """For as much of each problem."""
+        return Adjoint(w * self.u, w * self.nu, None if self.rest is None else w * self.rest)
+
     def drop_lost(self, x: Array, dtype: torch.dtype) -> None:
         """Beyond the dtype's range there is no gradient to give; other problems keep theirs."""
         if dtype == torch.float64:
@@ -80,6 +84,12 @@ class Sets(Protocol):
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         """Solve the adjoint system."""
+
+    def envelope(self, found: Results, g: Array) -> Adjoint | None:
+        """What makes `pullback` give the gradients of f*, for ∇f = g (B, n) at the solutions.
+
+        That is u = 0, ν = −λ and ∇f + Σ λ_j a_j, or None where the set does not know.
+        """
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         """Gradients in `tensors`."""
@@ -143,6 +153,14 @@ class Polytopes:
         spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
         return out
 
+    def envelope(self, found: Results, g: Array) -> Adjoint:
+        rest = g.copy()
+        for line in range(table.ROWS, self.bodies.shape[1]):
+            slope = self.bodies[:, line, : g.shape[1]]
+            budget = self.bodies[0, line, table.KIND] == table.BUDGET
+            rest += found.multipliers[:, line, None] * slope * (found.face[1] if budget else 1.0)
+        return Adjoint(np.zeros_like(g), -found.multipliers, rest)
+
     def projects(self, P: Array) -> bool:
         """Whether the solution is a projection that takes one multiplier at most."""
         return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= table.ROWS + 1
@@ -198,6 +216,11 @@ class Balls:
         batch, n = v.shape
         spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
         return Adjoint(u, nu, None)
+
+    def envelope(self, found: Results, g: Array) -> Adjoint:
+        """With λ = −⟨g, x⟩/t, as ⟨∇h, x⟩ = h = t for a norm."""
+        along = (g * found.x).sum(-1, keepdims=True) / self._lengths
+        return Adjoint(np.zeros_like(g), np.where(found.multipliers > 0, along, 0.0), None)
 
     @property
     def _lengths(self) -> Array:
