@@ -16,6 +16,7 @@ from dfwlayer.linalg.quadratic.units import in_units
 __all__ = ["Answer", "duality_gap", "minimise"]
 
 FALL = 1e-9  # of f along a direction of size one, in units of its slope
+SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
 
 
@@ -142,7 +143,8 @@ def _fallen(program: Program, answer: Answer) -> Answer:
     sides of the bounds, which is a program with a solution.
     """
     gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
-    doubtful = ~(answer.empty | answer.endless) & (torch.isinf(gap) | ~answer.exact)
+    known = answer.exact & (gap <= SURE * program.value(answer.x).abs())
+    doubtful = ~(answer.empty | answer.endless | known)
     if not bool(doubtful.any()):
         return answer
     index = doubtful.nonzero().squeeze(-1)
@@ -164,7 +166,7 @@ def _fallen(program: Program, answer: Answer) -> Answer:
     falls = found.exact & ((cone.q * found.x).sum(-1) < -FALL * n)
     return answer._replace(
         endless=answer.endless.index_copy(0, index, falls),
-        exact=answer.exact.index_copy(0, index, answer.exact[index] & torch.isfinite(gap[index])),
+        exact=answer.exact.index_copy(0, index, answer.exact[index] & ~falls),
     )
 
 
