@@ -27,7 +27,7 @@ ON_FAILURE = ("ignore", "warn", "raise")
 DEFAULTS = {
     name: parameter.default
     for name, parameter in signature(solve).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("x0", "callback")
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("x0", "shape", "callback")
 }
 OPTIONS = tuple(DEFAULTS)
 

@@ -27,6 +27,7 @@ from dfwlayer.engines.base import (
 )
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.mapped import through_transforms
+from dfwlayer.engines.shapes import flattened
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
@@ -50,6 +51,7 @@ def solve(
     constraint: Constraint,
     *,
     x0: Tensor | None = None,
+    shape: tuple[int, ...] | int | None = None,
     method: str | Method = "auto",
     differentiate: str = "auto",
     tol: float = 1e-5,
@@ -64,7 +66,11 @@ def solve(
     Args:
         objective: ``Quadratic``, ``LeastSquares`` or ``Smooth``.
         constraint: ``LpBall``, or any other set.
-        x0: Start, (*shape) or (B, *shape); a start outside is moved onto the set.
+        x0: Start, (*shape) or (*batch, *shape); a start outside is moved onto the set.
+        shape: Of one problem's variable, such as (height, width) for images: q, x0 and the set's
+            entries are then (*batch, height, width), and P and A have a column for each entry, row
+            by row. None for vectors, for what ``Smooth`` says, and for sets of matrices, which
+            know it.
         method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
             "auto" means, unless the set prefers another one), "active-set", or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
@@ -98,11 +104,10 @@ def solve(
         (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
         constraint.preferred_method,
     )
-    kind = objective.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
-            return _dispatched(arguments.float32(), settings)
-    return _dispatched(arguments, settings)
+    flat = flattened(arguments, shape)
+    if flat is not None:
+        return flat.restored(_cast(flat.arguments, flat.changed(settings)))
+    return _cast(arguments, settings)
 
 
 def warm_up() -> bool:
@@ -130,6 +135,15 @@ def warm_up() -> bool:
         ):
             torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()
+
+
+def _cast(arguments: Arguments, settings: Settings) -> Solution:
+    """With half precision under autocast as float32."""
+    kind = arguments.objective.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return _dispatched(arguments.float32(), settings)
+    return _dispatched(arguments, settings)
 
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:

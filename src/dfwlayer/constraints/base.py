@@ -166,12 +166,44 @@ class Constraint(ABC):
 
         ``shape`` is that of one problem's variable.
         """
-        about = table(type(self))
+        return {name: lead[0] for name, lead in self.leads(shape).items()}
+
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """All batch dimensions of these parameters, by name."""
+        about, own = table(type(self)), self.shape_of(shape)
         return {
-            name: tensor.shape[0]
+            name: tuple(tensor.shape[: tensor.dim() - rank])
             for name, tensor in self.tensors().items()
-            if tensor.dim() > about[name].dims(self.shape_of(shape))
+            if tensor.dim() > (rank := about[name].dims(own))
         }
+
+    @property
+    def deep(self) -> bool:
+        """Whether a parameter may have several batch dimensions, or a variable be no vector."""
+        for name, about in table(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.dim() > about.kind + 1:
+                return True
+        return False
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of a variable that a tensor (*batch, *shape) of these sizes stands for.
+
+        None where the set does not say: it is a vector then.
+        """
+        return None
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
+        """The same set over vectors, for variables of that shape, all batch dimensions as one.
+
+        ``lead`` are those of the problems, with which the parameters' own are broadcast.
+        """
+        about, own = table(type(self)), self.shape_of(shape)
+        values = {
+            name: about[name].in_one_batch(name, tensor, own, lead)
+            for name, tensor in self.tensors().items()
+        }
+        return self._within(lambda part: part.flattened(shape, lead), values) or self
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The set over flattened variables of that shape, its parameters as tensors."""

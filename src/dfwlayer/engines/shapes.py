@@ -1,0 +1,110 @@
+"""Any batch dimensions and variables of any shape, as vectors with one batch, and back.
+
+Engines know vectors (B, n), or (n,) for one problem. What has more dimensions is brought to that
+form once, before anything else is done, by operations that autograd and torch.func follow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from dfwlayer.arguments import as_sizes, common_lead
+from dfwlayer.engines.base import Arguments, lead_of_start
+from dfwlayer.methods.base import Settings
+from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.rows import in_one_batch
+from dfwlayer.ops.tensors import filled, tensors_in
+from dfwlayer.solution import Progress, Solution
+
+__all__ = ["Flattened", "flattened"]
+
+
+class Flattened(NamedTuple):
+    """Arguments in the form of vectors, and what they were before."""
+
+    arguments: Arguments
+    lead: tuple[int, ...]  # the batch dimensions
+    shape: tuple[int, ...]  # of one problem's variable
+
+    def changed(self, settings: Settings) -> Settings:
+        """Settings that go with the arguments; a callback sees the shapes of the call."""
+        callback, step_size = settings.callback, self.arguments.step_size
+        if callback is None:
+            return replace(settings, step_size=step_size)
+
+        def seen(progress: Progress) -> Any:
+            x, *numbers = progress
+            return callback(Progress(self._point(x), *map(self._numbers, numbers)))
+
+        return replace(settings, step_size=step_size, callback=seen)
+
+    def restored(self, solution: Solution) -> Solution:
+        """The solution with the shapes of the call."""
+        return Solution(
+            self._point(solution.x),
+            *(
+                self._numbers(each)
+                for each in (solution.value, solution.gap, solution.num_steps, solution.status)
+            ),
+        )
+
+    def _point(self, x: Tensor) -> Tensor:  # (B, n) -> (*lead, *shape)
+        return x.reshape(*self.lead, *self.shape)
+
+    def _numbers(self, each: Tensor) -> Tensor:  # (B,) -> (*lead)
+        return each.reshape(self.lead)
+
+
+def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flattened | None:
+    """The arguments as vectors with at most one batch dimension, None where they are so already.
+
+    Args:
+        arguments: Of the call.
+        shape: Of one problem's variable, None where objective and set tell it.
+
+    """
+    objective, constraint, x0, step_size = arguments
+    known, sizes = shape, objective.sizes
+    if known is None and sizes is not None:
+        known = constraint.variable(sizes)
+    usual = known is None and not objective.deep and not constraint.deep
+    if usual and step_size is None and (x0 is None or x0.dim() <= 2):
+        return None
+    variable = _variable(objective, known)
+    leads = objective.leads(variable) | constraint.leads(variable)
+    if x0 is not None:
+        leads["x0"] = lead_of_start(x0, objective, variable)
+    constants = tensors_in(step_size)  # one for each problem
+    leads |= {"step_size": tuple(each.shape) for each in constants}
+    lead = common_lead(leads)
+    if len(lead) < 2 and sizes is None and variable == objective.shape:
+        return None
+    if x0 is not None:
+        x0 = in_one_batch(x0.flatten(-len(variable)), 1, lead)
+    flat = Arguments(
+        objective.flattened(variable, lead),
+        constraint.flattened(variable, lead),
+        x0,
+        filled(step_size, (in_one_batch(each, 0, lead) for each in constants)),
+    )
+    return Flattened(flat, lead, variable)
+
+
+def _variable(objective: Objective, shape: tuple[int, ...] | int | None) -> tuple[int, ...]:
+    """The shape of one problem's variable."""
+    if shape is None:
+        return objective.shape
+    given = (shape,) if isinstance(shape, int | np.integer) else shape
+    known = as_sizes("shape", given, "the sizes of one problem's variable, such as (n,), or None")
+    own = objective.shape
+    if objective.sizes is None and known != own and (len(own) > 1 or math.prod(known) != own[0]):
+        raise ValueError(
+            f"shape: expected that of the objective's variable, {own}, or None"
+            + (f", or one with as many entries, got {known}" if len(own) == 1 else f", got {known}")
+        )
+    return known
