@@ -20,7 +20,7 @@ from dfwlayer.constraints import (
     SpectralBall,
     project_l1_box,
 )
-from dfwlayer.layer import DFWLayer
+from dfwlayer.layer import DFWLayer, QPLayer, SetLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, InteriorPoint, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
@@ -57,8 +57,10 @@ __all__ = [
     "Product",
     "Progress",
     "ProjectedNewton",
+    "QPLayer",
     "Quadratic",
     "SchattenBall",
+    "SetLayer",
     "Shifted",
     "ShortStep",
     "Simplex",

@@ -165,7 +165,8 @@ def bind(arguments: Arguments, settings: Settings) -> Task:
     shape = objective.shape
     sizes = objective.batch_sizes | constraint.batch_sizes(shape)
     if x0 is not None:
-        sizes |= {"x0": size for size in lead_of_start(x0, objective, shape)}
+        own = lead_of_start(x0, objective, shape)
+        sizes |= {"x0": own[0]} if own else {}
     batch = common_batch(sizes)
     lead = () if batch is None else (batch,)
     objective = objective.bind(batch)
@@ -220,10 +221,8 @@ def merged_outcome(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
     )
 
 
-def lead_of_start(
-    x0: Tensor, objective: Objective, shape: tuple[int, ...]
-) -> tuple[int, ...]:
-    """The batch dimensions of x0; raise unless it is a variable of the objective's of that shape."""
+def lead_of_start(x0: Tensor, objective: Objective, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The batch dimensions of x0; raise unless it is a variable of that shape."""
     if tuple(x0.shape[-len(shape) :]) != shape:
         raise ValueError(f"x0: expected shape {shape} or (*batch, *{shape}), got {tuple(x0.shape)}")
     if x0.dtype != objective.dtype or x0.device != objective.device:

@@ -73,14 +73,12 @@ def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flat
     if known is None and sizes is not None:
         known = constraint.variable(sizes)
     usual = known is None and not objective.deep and not constraint.deep
-    if usual and step_size is None and (x0 is None or x0.dim() <= 2):
+    if usual and (x0 is None or x0.dim() <= 2):
         return None
     variable = _variable(objective, known)
     leads = objective.leads(variable) | constraint.leads(variable)
     if x0 is not None:
         leads["x0"] = lead_of_start(x0, objective, variable)
-    constants = tensors_in(step_size)  # one for each problem
-    leads |= {"step_size": tuple(each.shape) for each in constants}
     lead = common_lead(leads)
     if len(lead) < 2 and sizes is None and variable == objective.shape:
         return None
@@ -90,9 +88,17 @@ def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flat
         objective.flattened(variable, lead),
         constraint.flattened(variable, lead),
         x0,
-        filled(step_size, (in_one_batch(each, 0, lead) for each in constants)),
+        filled(step_size, (_constants(each, lead) for each in tensors_in(step_size))),
     )
     return Flattened(flat, lead, variable)
+
+
+def _constants(each: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """Those of a step size, one for each problem; what does not fit is for the rule to refuse."""
+    own = each.shape
+    along = zip(reversed(own), reversed(lead), strict=False)
+    fits = len(own) <= len(lead) and all(size in (1, most) for size, most in along)
+    return in_one_batch(each, 0, lead) if fits else each
 
 
 def _variable(objective: Objective, shape: tuple[int, ...] | int | None) -> tuple[int, ...]:

@@ -59,8 +59,8 @@ class LeastSquares(Objective):
         if b.dim() == 0 or b.shape[-1] != A.shape[-2]:
             m = A.shape[-2]
             raise ValueError(
-                f"b: expected shape ({m},) or (*batch, {m}) to go with A of shape {tuple(A.shape)}, "
-                f"got {tuple(b.shape)}"
+                f"b: expected shape ({m},) or (*batch, {m}) to go with A of shape "
+                f"{tuple(A.shape)}, got {tuple(b.shape)}"
             )
         check_tensors({"b": b, "A": A}, half_allowed=True, sparse=("A",))
         common_lead(self.leads(self.shape))

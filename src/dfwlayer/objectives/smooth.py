@@ -87,6 +87,11 @@ class Smooth(Objective):
         return leads
 
     @property
+    def batch(self) -> int | None:
+        """How many problems the parameters describe, None for one without a batch."""
+        return math.prod(self.lead) if self.lead else None
+
+    @property
     def deep(self) -> bool:
         return any(len(lead) > 1 for lead in self.leads(self.shape).values())
 
@@ -139,7 +144,7 @@ class Smooth(Objective):
         )
 
     def verified(self) -> tuple[Smooth, Tensor | None]:
-        """Finite parameters; a parameter whose first dimensions are the batch's may have bad rows."""
+        """Finite parameters; one whose first dimensions are the batch's may hold bad rows."""
         bad: Tensor | None = None
         rows = self._rows(*self.lead)
         for name, tensor in _tensors(self.params).items():
@@ -292,8 +297,8 @@ class Smooth(Objective):
                 return lead
         if isinstance(out, tuple):
             raise ValueError(
-                f"fn: expected a value of shape () for x of shape {self.shape}, or (*batch) for "
-                f"many problems, got shape {out}; reduce over the variable, for instance with .sum(-1)"
+                f"fn: expected a value of shape () for x of shape {self.shape}, or (*batch) for many "
+                f"problems, got shape {out}; reduce over the variable, for instance with .sum(-1)"
             )
         raise ValueError(
             f"fn: could not be evaluated on x of shape {self.shape} nor on (B, *{self.shape}); "
