@@ -297,8 +297,8 @@ class Smooth(Objective):
                 return lead
         if isinstance(out, tuple):
             raise ValueError(
-                f"fn: expected a value of shape () for x of shape {self.shape}, or (*batch) for many "
-                f"problems, got shape {out}; reduce over the variable, for instance with .sum(-1)"
+                f"fn: expected a value of shape () for x of shape {self.shape}, or (*batch) for "
+                f"more, got shape {out}; reduce over the variable, for instance with .sum(-1)"
             )
         raise ValueError(
             f"fn: could not be evaluated on x of shape {self.shape} nor on (B, *{self.shape}); "
