@@ -7,6 +7,7 @@ from dfwlayer.constraints import (
     CustomSet,
     Ellipsoid,
     GroupBall,
+    Intersection,
     KSparse,
     L1Box,
     LpBall,
@@ -21,7 +22,7 @@ from dfwlayer.constraints import (
     project_l1_box,
 )
 from dfwlayer.layer import DFWLayer, QPLayer, SetLayer
-from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, InteriorPoint, ProjectedNewton
+from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton, SequentialQP
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
 from dfwlayer.solve import solve, warm_up
@@ -45,7 +46,7 @@ __all__ = [
     "ExactStep",
     "FrankWolfe",
     "GroupBall",
-    "InteriorPoint",
+    "Intersection",
     "KSparse",
     "L1Box",
     "LeastSquares",
@@ -60,7 +61,11 @@ __all__ = [
     "QPLayer",
     "Quadratic",
     "SchattenBall",
+<<<<<<< HEAD
     "SetLayer",
+=======
+    "SequentialQP",
+>>>>>>> main
     "Shifted",
     "ShortStep",
     "Simplex",
