@@ -61,11 +61,8 @@ __all__ = [
     "QPLayer",
     "Quadratic",
     "SchattenBall",
-<<<<<<< HEAD
-    "SetLayer",
-=======
     "SequentialQP",
->>>>>>> main
+    "SetLayer",
     "Shifted",
     "ShortStep",
     "Simplex",
