@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
+from dfwlayer.constraints.abilities import Atoms, Recordable
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Parameter, Value, merged, table
@@ -30,44 +31,12 @@ POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
 ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
 
 
-class Atoms(Protocol):
-    """The vertices of a polytope, for methods that keep x as a convex combination of them."""
-
-    def scores(self, g: Tensor) -> Tensor:
-        """⟨g, vertex⟩ for every vertex: (B, n) -> (B, m)."""
-
-    def combine(self, weights: Tensor) -> Tensor:
-        """Σ weight · vertex: (B, m) -> (B, n)."""
-
-    def weights(self, x: Tensor, g: Tensor) -> Tensor:
-        """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
-
-
 class Around(NamedTuple):
     """A set {x : x − c ∈ S} as it was given."""
 
     inner: Constraint  # S
     centre: Value  # c
     placed: Callable[[Tensor], Tensor]  # y ↦ c + y, as `Constraint.placed` has it
-
-
-class Recordable(Protocol):
-    """A set whose operations may be recorded in a CUDA graph.
-
-    None of them makes the host wait, or only through `dfwlayer.ops.rows.any_row`.
-    """
-
-    def suspect(self) -> Tensor:
-        """Whether ``verified`` should look closer, or the set is unbounded: ()."""
-
-    def assume_bounded(self) -> Constraint:
-        """The set, known to bound every coordinate."""
-
-    def face_parts(self, face: Face) -> tuple[Tensor, ...]:
-        """The tensors of a face of it beside x and the set's parameters."""
-
-    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> Face:
-        """The face at x that consists of these parts."""
 
 
 class measured(Generic[_T]):  # noqa: N801
