@@ -163,10 +163,7 @@ class Constraint(ABC):
         return None
 
     def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
-        """The same set over vectors, for variables of that shape, all batch dimensions as one.
-
-        ``lead`` are those of the problems, with which the parameters' own are broadcast.
-        """
+        """The same over vectors, all batch dimensions as one; ``lead`` are those of the problems."""
         about, own = table(type(self)), self.shape_of(shape)
         values = {
             name: about[name].in_one_batch(name, tensor, own, lead)

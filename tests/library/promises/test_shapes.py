@@ -40,7 +40,7 @@ CASES = {
         (3, 2),
     ),
     "least squares": (
-        lambda: {"A": randn(2, 5, 4), "b": randn(3, 1, 5), "low": -rand(2, 4), "up": rand(())},
+        lambda: {"A": randn(2, 5, 4), "b": randn(3, 1, 5), "low": -rand(2, 4), "up": rand()},
         lambda A, b, low, up: (dfw.LeastSquares(A, b), dfw.Box(low, up)),
         (3, 2),
     ),
@@ -66,7 +66,7 @@ CASES = {
         (3, 2),
     ),
     "an ellipsoid": (
-        lambda: {"q": randn(2, 4), "A": matrix(3, 1), "t": rand(())},
+        lambda: {"q": randn(2, 4), "A": matrix(3, 1), "t": rand()},
         lambda q, A, t: (dfw.Quadratic(None, q), dfw.Ellipsoid(A, radius=t)),
         (3, 2),
     ),
@@ -229,6 +229,7 @@ def test_starts_callbacks_and_step_sizes_have_the_shapes_of_the_call():
     assert {progress.gap.shape for progress in seen} == {(3, 2)}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_second_derivatives_and_transforms():
     q, t = randn(2, 3, 4), rand(3)
 
