@@ -163,7 +163,7 @@ class Constraint(ABC):
         return None
 
     def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
-        """The same over vectors, all batch dimensions as one; ``lead`` are those of the problems."""
+        """The same over vectors, all batch dimensions as one; ``lead`` are the problems'."""
         about, own = table(type(self)), self.shape_of(shape)
         values = {
             name: about[name].in_one_batch(name, tensor, own, lead)
