@@ -21,7 +21,7 @@ from dfwlayer.constraints import (
     SpectralBall,
     project_l1_box,
 )
-from dfwlayer.layer import DFWLayer
+from dfwlayer.layer import DFWLayer, QPLayer, SetLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton, SequentialQP
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
@@ -58,9 +58,11 @@ __all__ = [
     "Product",
     "Progress",
     "ProjectedNewton",
+    "QPLayer",
     "Quadratic",
     "SchattenBall",
     "SequentialQP",
+    "SetLayer",
     "Shifted",
     "ShortStep",
     "Simplex",

@@ -22,6 +22,7 @@ __all__ = [
     "check_tensor",
     "check_tensors",
     "common_batch",
+    "common_lead",
     "flag_nonfinite",
     "shown",
 ]
@@ -98,14 +99,14 @@ def as_flag(name: str, value: Any) -> bool:
 
 
 def as_lipschitz(value: Any) -> float | Tensor:
-    """The Lipschitz constant of a gradient: a positive number, a 0-d tensor or (B,)."""
+    """The Lipschitz constant of a gradient: a positive number, a 0-d tensor or (*batch)."""
     if not isinstance(value, Tensor):
         kind = "a positive number or a tensor of them"
         return as_number("lipschitz", value, "a positive number", kind=kind, above=0)
     check_tensor("lipschitz", value)
-    if not value.is_floating_point() or value.dim() > 1:
+    if not value.is_floating_point():
         raise ValueError(
-            "lipschitz: expected a positive number, a 0-d tensor or shape (B,), got "
+            "lipschitz: expected a positive number, or a tensor with one for each problem, got "
             f"{value.dtype} of shape {tuple(value.shape)}"
         )
     if not bool(((value > 0) & torch.isfinite(value)).all()):
@@ -190,18 +191,26 @@ def check_tensors(
 
 def common_batch(sizes: dict[str, int]) -> int | None:
     """The one batch size of all arguments (1 goes with any), None if none has a batch."""
-    first: tuple[str, int] | None = None
-    for name, size in sizes.items():
-        if size == 1:
-            continue
-        if first is None:
-            first = name, size
-        elif size != first[1]:
-            raise ValueError(
-                f"{name}: batch of {size} problems does not go with the {first[1]} of {first[0]}; "
-                "expected the same number, 1, or no batch dimension"
-            )
-    return first[1] if first is not None else (1 if sizes else None)
+    lead = common_lead({name: (size,) for name, size in sizes.items()})
+    return lead[0] if lead else None
+
+
+def common_lead(leads: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The batch dimensions of all arguments together, broadcast as in PyTorch."""
+    lead = [1] * max(map(len, leads.values()), default=0)
+    first: dict[int, str] = {}  # which argument has said how many there are along a dimension
+    for name, own in leads.items():
+        for place, size in enumerate(reversed(own), start=1):
+            if size == 1 or size == lead[-place]:
+                continue
+            if place in first:
+                along = "" if len(lead) == 1 else f" along dimension −{place} of the batch"
+                raise ValueError(
+                    f"{name}: batch of {size} problems{along} does not go with the {lead[-place]} "
+                    f"of {first[place]}; expected the same number, 1, or no batch dimension"
+                )
+            lead[-place], first[place] = size, name
+    return tuple(lead)
 
 
 def flag_nonfinite(name: str, tensor: Tensor, event_dims: int) -> Tensor | None:

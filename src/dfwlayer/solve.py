@@ -29,6 +29,7 @@ from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.elastic import relaxed
 from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.engines.prices import Origin
+from dfwlayer.engines.shapes import flattened
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
@@ -53,6 +54,7 @@ def solve(
     constraint: Constraint,
     *,
     x0: Tensor | None = None,
+    shape: tuple[int, ...] | int | None = None,
     method: str | Method = "auto",
     differentiate: str = "auto",
     tol: float = 1e-5,
@@ -68,7 +70,11 @@ def solve(
     Args:
         objective: ``Quadratic``, ``LeastSquares`` or ``Smooth``.
         constraint: ``LpBall``, or any other set.
-        x0: Start, (*shape) or (B, *shape); a start outside is moved onto the set.
+        x0: Start, (*shape) or (*batch, *shape); a start outside is moved onto the set.
+        shape: Of one problem's variable, such as (height, width) for images: q, x0 and the set's
+            entries are then (*batch, height, width), and P and A have a column for each entry, row
+            by row. None for vectors, for what ``Smooth`` says, and for sets of matrices, which
+            know it.
         method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
             "auto" means, unless the set prefers another one), "active-set", or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
@@ -108,23 +114,10 @@ def solve(
         raise ValueError(
             "on_infeasible: expected 'nan' or 'least-violation', got " + shown(on_infeasible)
         )
-    kind = objective.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
-            arguments = arguments.float32()
-            return _feasible(_dispatched(arguments, settings), arguments, settings, on_infeasible)
-    return _feasible(_dispatched(arguments, settings), arguments, settings, on_infeasible)
-
-
-def _feasible(found: Solution, arguments: Arguments, settings: Settings, wish: str) -> Solution:
-    """The solution, where problems without a feasible point have what was asked for instead."""
-    if wish == "nan":
-        return found
-
-    def run(objective: Objective, constraint: Constraint) -> Solution:
-        return _dispatched(Arguments(objective, constraint, None, None), settings)
-
-    return relaxed(run, arguments, settings, found)
+    flat = flattened(arguments, shape)
+    if flat is not None:
+        return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
+    return _cast(arguments, settings, on_infeasible)
 
 
 def warm_up() -> bool:
@@ -160,6 +153,27 @@ def compile_all(first: str = "") -> bool:
         for _, objective, p in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
     return compiled.available()
+
+
+def _cast(arguments: Arguments, settings: Settings, on_infeasible: str) -> Solution:
+    """With half precision under autocast as float32."""
+    kind = arguments.objective.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return _feasible(arguments.float32(), settings, on_infeasible)
+    return _feasible(arguments, settings, on_infeasible)
+
+
+def _feasible(arguments: Arguments, settings: Settings, on_infeasible: str) -> Solution:
+    """The solution, where problems without a feasible point have what was asked for instead."""
+    found = _dispatched(arguments, settings)
+    if on_infeasible == "nan":
+        return found
+
+    def run(objective: Objective, constraint: Constraint) -> Solution:
+        return _dispatched(Arguments(objective, constraint, None, None), settings)
+
+    return relaxed(run, arguments, settings, found)
 
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
+from dfwlayer.constraints.abilities import Atoms, Recordable
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
@@ -30,44 +31,12 @@ POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
 ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
 
 
-class Atoms(Protocol):
-    """The vertices of a polytope, for methods that keep x as a convex combination of them."""
-
-    def scores(self, g: Tensor) -> Tensor:
-        """⟨g, vertex⟩ for every vertex: (B, n) -> (B, m)."""
-
-    def combine(self, weights: Tensor) -> Tensor:
-        """Σ weight · vertex: (B, m) -> (B, n)."""
-
-    def weights(self, x: Tensor, g: Tensor) -> Tensor:
-        """Convex weights (B, m) of few vertices that give x, ready for a step against g."""
-
-
 class Around(NamedTuple):
     """A set {x : x − c ∈ S} as it was given."""
 
     inner: Constraint  # S
     centre: Value  # c
     placed: Callable[[Tensor], Tensor]  # y ↦ c + y, as `Constraint.placed` has it
-
-
-class Recordable(Protocol):
-    """A set whose operations may be recorded in a CUDA graph.
-
-    None of them makes the host wait, or only through `dfwlayer.ops.rows.any_row`.
-    """
-
-    def suspect(self) -> Tensor:
-        """Whether ``verified`` should look closer, or the set is unbounded: ()."""
-
-    def assume_bounded(self) -> Constraint:
-        """The set, known to bound every coordinate."""
-
-    def face_parts(self, face: Face) -> tuple[Tensor, ...]:
-        """The tensors of a face of it beside x and the set's parameters."""
-
-    def face_of(self, x: Tensor, parts: Sequence[Tensor]) -> Face:
-        """The face at x that consists of these parts."""
 
 
 class measured(Generic[_T]):  # noqa: N801
@@ -166,12 +135,41 @@ class Constraint(ABC):
 
         ``shape`` is that of one problem's variable.
         """
-        about = table(type(self))
+        return {name: lead[0] for name, lead in self.leads(shape).items()}
+
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """All batch dimensions of these parameters, by name."""
+        about, own = table(type(self)), self.shape_of(shape)
         return {
-            name: tensor.shape[0]
+            name: tuple(tensor.shape[: tensor.dim() - rank])
             for name, tensor in self.tensors().items()
-            if tensor.dim() > about[name].dims(self.shape_of(shape))
+            if tensor.dim() > (rank := about[name].dims(own))
         }
+
+    @property
+    def deep(self) -> bool:
+        """Whether a parameter may have several batch dimensions, or a variable be no vector."""
+        for name, about in table(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.dim() > about.kind + 1:
+                return True
+        return False
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of a variable that a tensor (*batch, *shape) of these sizes stands for.
+
+        None where the set does not say: it is a vector then.
+        """
+        return None
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
+        """The same over vectors, all batch dimensions as one; ``lead`` are the problems'."""
+        about, own = table(type(self)), self.shape_of(shape)
+        values = {
+            name: about[name].in_one_batch(name, tensor, own, lead)
+            for name, tensor in self.tensors().items()
+        }
+        return self._within(lambda part: part.flattened(shape, lead), values) or self
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The set over flattened variables of that shape, its parameters as tensors."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
-from dfwlayer.ops.rows import on_host
+from dfwlayer.ops.rows import in_one_batch, on_host
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
@@ -29,6 +29,7 @@ __all__ = [
     "number",
     "table",
     "tensor_of",
+    "variable_of",
 ]
 
 Value = float | Tensor
@@ -84,11 +85,6 @@ class Parameter:
             return None
         if isinstance(value, Tensor) or not self.numbers:
             check_tensor(name, value, "a tensor or None" if self.optional else "a tensor")
-            if self.kind is Kind.NUMBER and value.dim() > 1:
-                raise ValueError(
-                    f"{name}: expected a number, a 0-d tensor or shape (B,), got "
-                    f"{tuple(value.shape)}"
-                )
             found: Tensor = value
             return found
         return as_number(name, value, kind="a number or a tensor", infinite=self.infinite)
@@ -101,13 +97,29 @@ class Parameter:
             value = value.expand(shape)
         lead = value.dim() - len(shape)
         if lead not in (0, 1) or tuple(value.shape[lead:]) != shape:
-            sizes = ", ".join(str(s) for s in shape)
-            raise ValueError(
-                f"{name}: expected {'a number, ' if self.numbers else ''}shape "
-                f"({sizes}{',' if len(shape) == 1 else ''}) or (B, {sizes}), got "
-                f"{tuple(value.shape)}"
-            )
+            raise self._misfit(name, value, shape)
         return value.reshape(*value.shape[:lead], math.prod(shape))
+
+    def in_one_batch(
+        self, name: str, value: Tensor, shape: tuple[int, ...], lead: tuple[int, ...]
+    ) -> Tensor:
+        """Like `flat`, with all batch dimensions of the value, which are of ``lead``, as one."""
+        rank = self.dims(shape)
+        if self.kind is Kind.ENTRIES and not self.apart:
+            if value.dim() == 0 and self.numbers:
+                return value
+            if value.dim() < rank or tuple(value.shape[-rank:]) != shape:
+                raise self._misfit(name, value, shape)
+            value, rank = value.flatten(-rank), 1
+        return in_one_batch(value, rank, lead)
+
+    def _misfit(self, name: str, value: Tensor, shape: tuple[int, ...]) -> ValueError:
+        sizes = ", ".join(str(s) for s in shape)
+        return ValueError(
+            f"{name}: expected {'a number, ' if self.numbers else ''}shape "
+            f"({sizes}{',' if len(shape) == 1 else ''}) or (B, {sizes}), got "
+            f"{tuple(value.shape)}"
+        )
 
     def dims(self, shape: tuple[int, ...]) -> int:
         """Those of one problem's value, for entries of that shape."""
@@ -254,6 +266,15 @@ def merged(*found: Tensor | None) -> Tensor | None:
 def tensor_of(value: Value) -> Tensor:
     """A parameter as the tensor that it is in a bound set."""
     return value if isinstance(value, Tensor) else torch.tensor(value)
+
+
+def variable_of(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape a set knows where a tensor of these sizes ends in it, and not in all its entries.
+
+    None where its last dimension holds a variable as a vector, or it fits neither way.
+    """
+    vector = sizes[-1] == math.prod(shape)
+    return shape if sizes[-len(shape) :] == shape and not vector else None
 
 
 def as_column(value: Value, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.transforms import has_derivatives
 from dfwlayer.objectives import LeastSquares, Quadratic
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import common_shape
+from dfwlayer.ops.rows import common_shape, in_one_batch
 from dfwlayer.ops.tensors import fields_of, tensors_in
 
 __all__ = ["Batched", "check_no_others", "level", "one_batch", "ranks_of"]
@@ -109,5 +109,5 @@ def one_batch(
         if all(size == 1 for size in own):
             merged.append(tensor.reshape(event))
         else:
-            merged.append(tensor.expand(*lead, *event).reshape(-1, *event))
+            merged.append(in_one_batch(tensor, len(event), lead))
     return merged, lead

@@ -28,6 +28,7 @@ __all__ = [
     "Task",
     "bind",
     "centred",
+    "lead_of_start",
     "merged_outcome",
     "part_of",
     "spread_out",
@@ -168,7 +169,8 @@ def bind(arguments: Arguments, settings: Settings) -> Task:
     shape = objective.shape
     sizes = objective.batch_sizes | constraint.batch_sizes(shape)
     if x0 is not None:
-        sizes |= _check_start(x0, objective)
+        own = lead_of_start(x0, objective, shape)
+        sizes |= {"x0": own[0]} if own else {}
     batch = common_batch(sizes)
     lead = () if batch is None else (batch,)
     objective = objective.bind(batch)
@@ -223,18 +225,16 @@ def merged_outcome(old: Outcome, new: Outcome, again: Tensor) -> Outcome:
     )
 
 
-def _check_start(x0: Tensor, objective: Objective) -> dict[str, int]:
-    """Raise unless x0 is a variable of the objective's; its batch size, if it has one."""
-    shape = objective.shape
-    fits = tuple(x0.shape[-len(shape) :]) == shape
-    if not fits or x0.dim() - len(shape) not in (0, 1):
-        raise ValueError(f"x0: expected shape {shape} or (B, *{shape}), got {tuple(x0.shape)}")
+def lead_of_start(x0: Tensor, objective: Objective, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The batch dimensions of x0; raise unless it is a variable of that shape."""
+    if tuple(x0.shape[-len(shape) :]) != shape:
+        raise ValueError(f"x0: expected shape {shape} or (*batch, *{shape}), got {tuple(x0.shape)}")
     if x0.dtype != objective.dtype or x0.device != objective.device:
         raise ValueError(
             f"x0: expected {objective.dtype} on {objective.device} like the objective, got "
             f"{x0.dtype} on {x0.device}"
         )
-    return {"x0": x0.shape[0]} if x0.dim() > len(shape) else {}
+    return tuple(x0.shape[: x0.dim() - len(shape)])
 
 
 def centred(

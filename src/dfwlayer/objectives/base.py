@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensors, flag_nonfinite
 from dfwlayer.objectives.model import Model, model_by_columns
-from dfwlayer.ops.rows import Scalar, or_one, quotient
+from dfwlayer.ops.rows import Scalar, in_one_batch, or_one, quotient
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = [
@@ -52,6 +52,8 @@ class Objective(ABC):
 
     # dimensions of one problem's tensors, by the name of the field; each may have a batch in front
     ranks: ClassVar[Mapping[str, int]] = {}
+    # those that have an entry for each of the variable's, and are of its shape
+    variables: ClassVar[frozenset[str]] = frozenset()
 
     if TYPE_CHECKING:  # a property or a field
 
@@ -78,7 +80,56 @@ class Objective(ABC):
     @property
     def batch_sizes(self) -> dict[str, int]:
         """Batch size of every argument that has a batch dimension, by name."""
-        return {k: len(t) for k, t in self._tensors.items() if t.dim() > self.ranks[k]}
+        return {name: lead[0] for name, lead in self.leads(self.shape).items()}
+
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Batch dimensions of every argument that has some, by name.
+
+        ``shape`` is that of one problem's variable.
+        """
+        ranks = self._ranks(shape)
+        return {
+            k: tuple(t.shape[: t.dim() - ranks[k]])
+            for k, t in self._tensors.items()
+            if t.dim() > ranks[k]
+        }
+
+    @property
+    def deep(self) -> bool:
+        """Whether an argument may have several batch dimensions, or a variable no vector."""
+        return any(t.dim() > self.ranks[k] + 1 for k, t in self._tensors.items())
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Those of a tensor (*batch, *shape) whose dimensions may be the batch's or the variable's.
+
+        None where the objective itself tells the shape of its variable.
+        """
+        return None
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Self:
+        """The same over vectors, for variables of that shape, all batch dimensions as one."""
+        changed = {}
+        for name, rank in self._ranks(shape).items():
+            tensor = self._tensors.get(name)
+            if tensor is None:
+                continue
+            if name in self.variables:
+                if tuple(tensor.shape[-rank:]) != shape:
+                    sizes = ", ".join(map(str, shape))
+                    raise ValueError(
+                        f"{name}: expected shape (*batch, {sizes}) for variables of shape "
+                        f"{shape}, got {tuple(tensor.shape)}"
+                    )
+                tensor, rank = tensor.flatten(-rank), 1
+            changed[name] = in_one_batch(tensor, rank, lead)
+        return self._with(changed)
+
+    def _ranks(self, shape: tuple[int, ...]) -> Mapping[str, int]:
+        """`ranks` for variables of that shape."""
+        if len(shape) == 1 or not self.variables:
+            return self.ranks
+        return {k: len(shape) if k in self.variables else r for k, r in self.ranks.items()}
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import check_tensor, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.arguments import check_tensor, check_tensors, common_lead, flag_nonfinite
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
@@ -26,8 +26,9 @@ class LeastSquares(Objective):
     """f(x) = ½ ‖Ax − b‖²; only products with A and Aᵀ are formed, never AᵀA.
 
     Args:
-        A: (m, n) shared, dense or sparse (COO or CSR), or (B, m, n) dense, one per problem.
-        b: (m,) or (B, m).
+        A: (m, n) shared, dense or sparse (COO or CSR), or (*batch, m, n) dense, one per problem; n
+            are the entries of a variable, whatever its shape (``shape`` of `dfwlayer.solve`).
+        b: (m,) or (*batch, m).
 
     A sparse A gets a sparse gradient on its own pattern.
 
@@ -46,23 +47,23 @@ class LeastSquares(Objective):
         check_tensor("b", b)
         if A.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr):
             raise ValueError(f"A: expected a dense, COO or CSR tensor, got layout {A.layout}")
-        dims = (2, 3) if A.layout == torch.strided else (2,)
-        if A.dim() not in dims or A.shape[-1] == 0:
-            allowed = "(m, n) or (B, m, n)" if len(dims) == 2 else "(m, n) for a sparse tensor"
+        dense = A.layout == torch.strided
+        if (A.dim() < 2 if dense else A.dim() != 2) or A.shape[-1] == 0:
+            allowed = "(m, n) or (*batch, m, n)" if dense else "(m, n) for a sparse tensor"
             raise ValueError(f"A: expected shape {allowed} with n ≥ 1, got {tuple(A.shape)}")
         if A.layout == torch.sparse_coo and A.dense_dim():
             raise ValueError(
                 "A: expected a sparse tensor of numbers, found one whose stored entries are "
                 f"vectors ({A.dense_dim()} dense dimension); call .to_dense().to_sparse() first"
             )
-        if b.dim() not in (1, 2) or b.shape[-1] != A.shape[-2]:
+        if b.dim() == 0 or b.shape[-1] != A.shape[-2]:
             m = A.shape[-2]
             raise ValueError(
-                f"b: expected shape ({m},) or (B, {m}) to go with A of shape {tuple(A.shape)}, "
-                f"got {tuple(b.shape)}"
+                f"b: expected shape ({m},) or (*batch, {m}) to go with A of shape "
+                f"{tuple(A.shape)}, got {tuple(b.shape)}"
             )
         check_tensors({"b": b, "A": A}, half_allowed=True, sparse=("A",))
-        common_batch(self.batch_sizes)
+        common_lead(self.leads(self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -33,9 +33,10 @@ class Quadratic(Objective):
     """f(x) = ½ xᵀPx + qᵀx with P symmetric positive semi-definite.
 
     Args:
-        P: (n, n) shared by all problems, (B, n, n) one per problem, or None for the identity;
+        P: (n, n) shared by all problems, (*batch, n, n) one per problem, or None for the identity;
             the solution is then the projection of −q onto the set.
-        q: (n,) or (B, n).
+        q: (n,) or (*batch, n), or with variables of another shape (*batch, *shape), n their
+            entries; see ``shape`` of `dfwlayer.solve`.
 
     The gradient in P is that of ½ xᵀPx, so it is symmetric and a symmetric P stays symmetric
     under gradient steps.
@@ -46,6 +47,7 @@ class Quadratic(Objective):
     q: Tensor
 
     ranks: ClassVar[Mapping[str, int]] = {"q": 1, "P": 2}
+    variables: ClassVar[frozenset[str]] = frozenset({"q"})
     quadratic = True
     recordable = True
 
@@ -54,8 +56,10 @@ class Quadratic(Objective):
         check_tensor("q", q)
         if P is not None:
             check_tensor("P", P, sparse=True)
-        if q.dim() not in (1, 2) or q.shape[-1] == 0:
-            raise ValueError(f"q: expected shape (n,) or (B, n) with n ≥ 1, got {tuple(q.shape)}")
+        if q.dim() == 0 or q.shape[-1] == 0:
+            raise ValueError(
+                f"q: expected shape (n,) or (*batch, n) with n ≥ 1, got {tuple(q.shape)}"
+            )
         if P is not None:
             n = q.shape[-1]
             if P.layout != torch.strided:
@@ -63,11 +67,8 @@ class Quadratic(Objective):
                     f"P: expected a dense tensor, got layout {P.layout}; for a sparse factor A "
                     "with P = AᵀA use LeastSquares(A, b)"
                 )
-            if P.dim() not in (2, 3) or P.shape[-2:] != (n, n):
-                raise ValueError(
-                    f"P: expected shape ({n}, {n}) or (B, {n}, {n}) to go with q of shape "
-                    f"{tuple(q.shape)}, got {tuple(P.shape)}"
-                )
+            if P.dim() < 2 or (P.shape[-2:] != (n, n) and not _may_go_with(P, q)):
+                raise _mismatch(P, q)
         alike = P is None or (P.dtype == q.dtype and P.device == q.device)
         if not alike or q.dtype not in WIDE:
             check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
@@ -77,6 +78,22 @@ class Quadratic(Objective):
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.q.shape[-1],)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.q.shape
+
+    @property
+    def deep(self) -> bool:
+        P, q = self.P, self.q
+        return q.dim() > 2 or (P is not None and (P.dim() > 3 or P.shape[-1] != q.shape[-1]))
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Quadratic:
+        """With a P for the entries of the variable, which the constructor could not tell."""
+        flat = super().flattened(shape, lead)
+        if flat.P is not None and flat.P.shape[-1] != flat.q.shape[-1]:
+            raise _mismatch(flat.P, self.q, flat.q.shape[-1])
+        return flat
 
     @property
     def isotropic(self) -> bool:
@@ -322,6 +339,21 @@ class Factor:
         if self.which is not None:
             return Factor(self.lower, self.which[index])
         return Factor(self.lower[index]) if self.lower.dim() == 3 else self
+
+
+def _mismatch(P: Tensor, q: Tensor, n: int | None = None) -> ValueError:
+    """That P does not go with q, for variables of n entries."""
+    n = q.shape[-1] if n is None else n
+    return ValueError(
+        f"P: expected shape ({n}, {n}) or (B, {n}, {n}) to go with q of shape {tuple(q.shape)}, "
+        f"got {tuple(P.shape)}"
+    )
+
+
+def _may_go_with(P: Tensor, q: Tensor) -> bool:
+    """Whether P has a row for each entry of variables that are several dimensions of q."""
+    n, rows = P.shape[-1], P.shape[-2]
+    return rows == n and any(q.shape[-k:].numel() == n for k in range(2, q.dim() + 1))
 
 
 @lru_cache(maxsize=32)

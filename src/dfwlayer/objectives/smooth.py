@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from dfwlayer.arguments import as_lipschitz, as_sizes, check_tensors
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.objectives.sparse import stored_entries
+from dfwlayer.ops.rows import in_one_batch
 from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["Smooth"]
@@ -26,7 +28,7 @@ class Smooth(Objective):
     """f(x) = fn(x, *params), convex and differentiable in x.
 
     ``fn`` is written in torch for a variable of shape ``shape``. Its output tells the batch: ()
-    for one problem; for B problems it maps x of shape (B, *shape) to (B,), reducing over the
+    for one problem; for many it maps x of shape (*batch, *shape) to (*batch), reducing over the
     variable's own dimensions only (``.sum(-1)``, not ``.sum()``). A function of one problem
     that meets a batched constraint is mapped over the batch by ``torch.func.vmap``.
 
@@ -35,7 +37,7 @@ class Smooth(Objective):
             that they are differentiated.
         params: Tensors, differentiated; anything else is passed on as it is.
         shape: Shape of one problem's variable, for instance (n,) or (m, k).
-        lipschitz: L of ∇f, a number or (B,), if known. Without it steps are found by
+        lipschitz: L of ∇f, a number or (*batch), if known. Without it steps are found by
             backtracking.
 
     """
@@ -44,7 +46,9 @@ class Smooth(Objective):
     params: tuple[Any, ...]
     shape: tuple[int, ...]
     lipschitz: float | Tensor | None
-    batch: int | None
+    lead: tuple[int, ...]  # of the batch that the parameters describe
+    variable: tuple[int, ...]  # the shape as fn sees it, and
+    rows_seen: tuple[int, ...] | None  # the batch, where both were flattened; None if (B,)
     unit: Tensor | None  # u, and
     size: Tensor | None  # e: the function is fn(u x, …)/e; (...), None for one
     calling: Literal["single", "rows", "vmap"]
@@ -70,15 +74,36 @@ class Smooth(Objective):
         object.__setattr__(self, "lipschitz", lipschitz)
         object.__setattr__(self, "unit", None)
         object.__setattr__(self, "size", None)
-        object.__setattr__(self, "batch", self._probe())
+        object.__setattr__(self, "variable", shape)
+        object.__setattr__(self, "rows_seen", None)
+        object.__setattr__(self, "lead", self._probe())
         object.__setattr__(self, "calling", "rows")
 
-    @property
-    def batch_sizes(self) -> dict[str, int]:
-        sizes = {} if self.batch is None else {"fn": self.batch}
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """That of fn's value, and of L."""
+        leads = {"fn": self.lead} if self.lead else {}
         if isinstance(self.lipschitz, Tensor) and self.lipschitz.dim():
-            sizes["lipschitz"] = len(self.lipschitz)
-        return sizes
+            leads["lipschitz"] = tuple(self.lipschitz.shape)
+        return leads
+
+    @property
+    def batch(self) -> int | None:
+        """How many problems the parameters describe, None for one without a batch."""
+        return math.prod(self.lead) if self.lead else None
+
+    @property
+    def deep(self) -> bool:
+        return any(len(lead) > 1 for lead in self.leads(self.shape).values())
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Smooth:
+        """The same function, which is called with the batch and the variable as they were."""
+        constant = self.lipschitz
+        if isinstance(constant, Tensor):
+            constant = in_one_batch(constant, 0, lead)
+        own = (math.prod(lead),) if self.lead else ()
+        return _changed(
+            self, shape=(math.prod(shape),), lead=own, rows_seen=lead, lipschitz=constant
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,32 +131,34 @@ class Smooth(Objective):
             check_tensors(tensors, sparse=tensors)
         if batch is None:
             return _changed(self, calling="single")
-        out = self._try(batch)
-        if isinstance(out, tuple) and out == (batch,):
+        rows = self._rows(batch)
+        out = self._try(rows)
+        if isinstance(out, tuple) and out == rows:
             return _changed(self, calling="rows")
-        if self.batch in (None, 1):
+        if math.prod(self.lead) == 1:
             return _changed(self, calling="vmap")
         raise ValueError(
-            f"fn: expected shape ({batch},) for x of shape {(batch, *self.shape)}, got "
+            f"fn: expected shape {rows} for x of shape {(*rows, *self.variable)}, got "
             f"{out if isinstance(out, tuple) else repr(out)}; reduce over the variable's own "
             "dimensions only, for instance with .sum(-1)"
         )
 
     def verified(self) -> tuple[Smooth, Tensor | None]:
-        """Finite parameters; a parameter whose first dimension is the batch may hold bad rows."""
+        """Finite parameters; one whose first dimensions are the batch's may hold bad rows."""
         bad: Tensor | None = None
+        rows = self._rows(*self.lead)
         for name, tensor in _tensors(self.params).items():
             dense = tensor.layout == torch.strided
             finite = torch.isfinite(tensor.detach() if dense else stored_entries(tensor))
             if bool(finite.all()):
                 continue
-            own = self.batch is not None and tensor.dim() > 0 and tensor.shape[0] == self.batch
+            own = bool(rows) and tuple(tensor.shape[: len(rows)]) == rows
             if not (own and dense):
                 raise ValueError(
                     f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or "
                     "infinite; expected finite numbers"
                 )
-            flagged = ~finite.flatten(1).all(1) if tensor.dim() > 1 else ~finite
+            flagged = ~finite.reshape(math.prod(rows), -1).all(1)
             bad = flagged if bad is None else bad | flagged
         return self, bad
 
@@ -141,13 +168,15 @@ class Smooth(Objective):
         Where no problem is sound the rows become zero.
         """
         sound = int((~bad).long().argmax()) if bool((~bad).any()) else None
+        rows = self._rows(len(bad))
 
         def clean(param: Any) -> Any:
-            per_problem = isinstance(param, Tensor) and param.dim() and param.shape[0] == len(bad)
-            if not per_problem:
+            if not isinstance(param, Tensor) or tuple(param.shape[: len(rows)]) != rows:
                 return param
-            stand_in = torch.zeros_like(param[0]) if sound is None else param[sound].detach()
-            return torch.where(bad.reshape(-1, *[1] * (param.dim() - 1)), stand_in, param)
+            event = param.shape[len(rows) :]
+            each = param.detach().reshape(len(bad), *event)
+            stand_in = torch.zeros_like(each[0]) if sound is None else each[sound]
+            return torch.where(bad.reshape(*rows, *[1] * len(event)), stand_in, param)
 
         return _changed(self, params=tuple(clean(p) for p in self.params))
 
@@ -160,10 +189,13 @@ class Smooth(Objective):
     def _value(self, x: Tensor) -> Tensor:
         """fn of the variables in the rows of x."""
         if self.calling == "single":
-            return self.fn(x.reshape(self.shape), *self.params).reshape(x.shape[:-1]).to(x.dtype)
-        rows = x.reshape(-1, *self.shape)
+            at = x.reshape(self.variable)
+            return self.fn(at, *self.params).reshape(x.shape[:-1]).to(x.dtype)
         if self.calling == "rows":
-            return self.fn(rows, *self.params).to(x.dtype)
+            at = x.reshape(*self._rows(math.prod(x.shape[:-1])), *self.variable)
+            value = self.fn(at, *self.params).to(x.dtype)
+            return value if self.rows_seen is None else value.reshape(x.shape[:-1])
+        rows = x.reshape(-1, *self.variable)
         if len(rows) == 0:  # vmap cannot map over nothing
             return x.sum(-1)
         mapped = torch.func.vmap(lambda row: self.fn(row, *self.params).reshape(()))
@@ -244,20 +276,29 @@ class Smooth(Objective):
             lipschitz = torch.as_tensor(lipschitz).to(factor) * factor
         return _changed(self, unit=unit, size=unit**2 / factor, lipschitz=lipschitz)
 
-    def _probe(self) -> int | None:
+    def _rows(self, *batch: int) -> tuple[int, ...]:
+        """The batch dimensions as fn sees them, for a flat batch of that many, or for none."""
+        return self.rows_seen if self.rows_seen is not None and batch else batch
+
+    def _probe(self) -> tuple[int, ...]:
         """The batch fn's parameters describe, read off its output."""
-        out = self._try(None)
-        if isinstance(out, tuple) and len(out) <= 1:
-            return out[0] if out else None
+        out = self._try(())
+        if isinstance(out, tuple) and (len(out) <= 1 or self._try(out) == out):
+            return out
         # fn may be written for rows only; the parameters then tell how many there are
-        sizes = {p.shape[0] for p in self.params if isinstance(p, Tensor) and p.dim()}
-        for size in sorted(sizes):
-            if self._try(size) == (size,):
-                return size
+        leads = {
+            tuple(p.shape[:k])
+            for p in self.params
+            if isinstance(p, Tensor)
+            for k in range(1, p.dim() + 1)
+        }
+        for lead in sorted(leads, key=lambda lead: (len(lead), lead)):
+            if self._try(lead) == lead:
+                return lead
         if isinstance(out, tuple):
             raise ValueError(
-                f"fn: expected a value of shape () for x of shape {self.shape}, or (B,) for B "
-                f"problems, got shape {out}; reduce over the variable, for instance with .sum(-1)"
+                f"fn: expected a value of shape () for x of shape {self.shape}, or (*batch) for "
+                f"more, got shape {out}; reduce over the variable, for instance with .sum(-1)"
             )
         raise ValueError(
             f"fn: could not be evaluated on x of shape {self.shape} nor on (B, *{self.shape}); "
@@ -265,10 +306,9 @@ class Smooth(Objective):
         ) from out
 
     @uncompiled
-    def _try(self, batch: int | None) -> tuple[int, ...] | Exception:
-        """Shape of fn's output for a zero variable, or what it raised."""
-        shape = self.shape if batch is None else (batch, *self.shape)
-        x = torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _try(self, lead: tuple[int, ...]) -> tuple[int, ...] | Exception:
+        """Shape of fn's output for zero variables, so many, or what it raised."""
+        x = torch.zeros((*lead, *self.variable), dtype=self.dtype, device=self.device)
         # some functions of torch take shapes that do not fit, and complain when differentiated
         differentiate = not torch._C._are_functorch_transforms_active()
         try:

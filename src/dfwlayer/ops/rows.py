@@ -23,6 +23,7 @@ __all__ = [
     "descend",
     "dot",
     "fill",
+    "in_one_batch",
     "in_units",
     "inner",
     "interval",
@@ -109,6 +110,17 @@ def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     torch.broadcast_shapes loads seconds of symbolic mathematics the first time it is called.
     """
     return np.broadcast_shapes(*shapes)
+
+
+def in_one_batch(tensor: Tensor, rank: int, lead: tuple[int, ...]) -> Tensor:
+    """A tensor (*own, *event) as (B, *event), with the B problems of the dimensions ``lead``.
+
+    ``rank`` is the number of dimensions of the event. What is shared by all problems stays so.
+    """
+    own, event = tensor.shape[: tensor.dim() - rank], tensor.shape[tensor.dim() - rank :]
+    if all(size == 1 for size in own):
+        return tensor.reshape(1, *event) if own else tensor
+    return tensor.expand(*lead, *event).reshape(math.prod(lead), *event)
 
 
 def inner(a: Tensor, b: Tensor) -> Scalar:  # (..., n), (..., n) -> number per row

@@ -160,7 +160,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_problem(device, bad):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("q", (torch.ones(2, 3, 4), None, 1.0)),
+        ("q", (torch.ones(2, 3, 0), None, 1.0)),
         ("weight", (torch.ones(2, 3), torch.ones(4), 1.0)),
         ("weight", (torch.ones(2, 3), torch.ones(3, dtype=F64), 1.0)),
         ("radius", (torch.ones(2, 3), None, torch.ones(3))),

@@ -55,9 +55,9 @@ class Ellipsoid(Ball):
     def __post_init__(self, centre: Value | None) -> None:
         A = self.A
         check_tensor("A", A)
-        if A.dim() not in (2, 3) or not A.shape[-2] >= A.shape[-1] >= 1:
+        if A.dim() < 2 or not A.shape[-2] >= A.shape[-1] >= 1:
             raise ValueError(
-                f"A: expected shape (m, n) or (B, m, n) with m ≥ n ≥ 1, got {tuple(A.shape)}"
+                f"A: expected shape (m, n) or (*batch, m, n) with m ≥ n ≥ 1, got {tuple(A.shape)}"
             )
         super().__post_init__()
 

@@ -14,7 +14,7 @@ from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.balls.schatten_face import SchattenFace, SpectralFace
 from dfwlayer.constraints.balls.singular import Factors, factors, spectral_function
 from dfwlayer.constraints.base import Constraint, measured
-from dfwlayer.constraints.parameters import Value, number, tensor_of
+from dfwlayer.constraints.parameters import Value, number, tensor_of, variable_of
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.rows import or_one, scaled_norm
 from dfwlayer.ops.scale import Scale
@@ -102,6 +102,17 @@ class SchattenBall(Ball):
             )
         shaped = self.changed(shape=shape) if own is None else self
         return super(SchattenBall, shaped).bind(shape, dtype, device)
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Matrices, unless they are given row by row."""
+        if self.shape is None:
+            return sizes[-2:] if len(sizes) > 1 else None
+        return variable_of(self.shape, sizes)
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
+        """Over the entries row by row."""
+        given = self.changed(shape=shape) if self.shape is None and len(shape) == 2 else self
+        return super(SchattenBall, given).flattened(shape, lead)
 
     def vertex(self, g: Tensor) -> Tensor:
         """−U diag(s) Vᵀ for g = U diag(σ) Vᵀ, with −s the vertex of the ℓp ball for σ.

@@ -29,9 +29,18 @@ class Built(Constraint):
         """Those of S."""
         return self.constraint.variable_dims
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Of S and of the set's own parameters."""
-        return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)
+        return self.constraint.leads(shape) | super().leads(shape)
+
+    @property
+    def deep(self) -> bool:
+        """Of either."""
+        return self.constraint.deep or super().deep
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """That of S."""
+        return self.constraint.variable(sizes)
 
     def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
         """Those of S, then the set's own."""

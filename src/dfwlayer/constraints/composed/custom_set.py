@@ -74,7 +74,12 @@ class CustomSet(Constraint):
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Remember the shape and the dtype of the variable, which ``vertex`` is made for."""
-        return super(CustomSet, self.changed(shape=shape, dtype=dtype)).bind(shape, dtype, device)
+        seen = self.changed(shape=self.shape or shape, dtype=dtype)
+        return super(CustomSet, seen).bind(shape, dtype, device)
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
+        """The same function, which is asked with costs of the variable's shape."""
+        return self.changed(shape=shape)
 
     def rows(self, index: Tensor) -> None:
         """None: what ``vertex`` holds of single problems is its own affair."""

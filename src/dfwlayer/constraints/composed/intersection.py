@@ -69,13 +69,23 @@ class Intersection(Constraint):
         """The most that one of the sets has."""
         return max(part.variable_dims for part in self.sets)
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Those of the sets."""
         return {
-            f"sets[{i}]: {name}": size
+            f"sets[{i}]: {name}": lead
             for i, part in enumerate(self.sets)
-            for name, size in part.batch_sizes(shape).items()
+            for name, lead in part.leads(shape).items()
         }
+
+    @property
+    def deep(self) -> bool:
+        """Of any of the sets."""
+        return any(part.deep for part in self.sets)
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """That of the first set which knows it."""
+        known = (part.variable(sizes) for part in self.sets)
+        return next((shape for shape in known if shape is not None), None)
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The bound sets, those of linear rows as one polyhedron."""

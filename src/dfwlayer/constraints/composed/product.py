@@ -67,14 +67,27 @@ class Product(Constraint):
         wishes = (part.preferred_method for part in self.sets)
         return next((wish for wish in wishes if wish != "auto"), "auto")
 
-    def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
+    def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Those of the sets."""
         self._check(shape)
         return {
-            f"sets[{i}]: {name}": size
+            f"sets[{i}]: {name}": lead
             for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True))
-            for name, size in part.batch_sizes(own).items()
+            for name, lead in part.leads(own).items()
         }
+
+    @property
+    def deep(self) -> bool:
+        """Of any of the sets."""
+        return any(part.deep for part in self.sets)
+
+    def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Constraint:
+        """Each of the sets over vectors."""
+        sets = []
+        for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True)):
+            with _named(i):
+                sets.append(part.flattened(own, lead))
+        return self.changed(sets=tuple(sets), sizes=tuple(self._counts))
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The product of the bound sets, around the centres of those that have one."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.parameters import variable_of
 from dfwlayer.constraints.polyhedra.assignment import assign, sinkhorn
 from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     balanced,
@@ -55,6 +56,10 @@ class Birkhoff(Constraint):
                 f"got {shape}"
             )
         return super().bind(shape, dtype, device)
+
+    def variable(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Matrices, unless they are given row by row."""
+        return variable_of((self.n, self.n), sizes)
 
     def start(self, like: Tensor) -> Tensor:
         """1/n everywhere."""

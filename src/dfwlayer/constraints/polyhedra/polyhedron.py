@@ -70,9 +70,9 @@ class Polyhedron(Constraint):
                 raise ValueError(f"{missing}: expected a tensor to go with {given}, got None")
             if rows is None:
                 continue
-            if rows.dim() not in (2, 3):
+            if rows.dim() < 2:
                 raise ValueError(
-                    f"{left}: expected shape (m, n) or (B, m, n), got {tuple(rows.shape)}"
+                    f"{left}: expected shape (m, n) or (*batch, m, n), got {tuple(rows.shape)}"
                 )
             if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
                 raise ValueError(
