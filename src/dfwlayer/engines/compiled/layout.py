@@ -17,7 +17,8 @@ from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import EPS, Array, Batch, Laid, array_of, outer, summed
 from dfwlayer.engines.compiled.kernels.numbers import DOUBTED, SOLVED
-from dfwlayer.engines.compiled.sets import Results, Sets, sets_of
+from dfwlayer.engines.compiled.results import Results, Sets
+from dfwlayer.engines.compiled.sets import sets_of
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Layout", "lay_out"]

@@ -26,7 +26,8 @@ from dfwlayer.engines.compiled.kernels import search
 from dfwlayer.engines.compiled.kernels.numbers import SOLVED
 from dfwlayer.engines.compiled.kernels.polytope import BUDGET, KIND, ROWS
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
-from dfwlayer.engines.compiled.sets import Adjoint, Polytopes, Results, sets_of
+from dfwlayer.engines.compiled.results import Adjoint, Results
+from dfwlayer.engines.compiled.sets import Polytopes, sets_of
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.sparse import SparseMatrix

@@ -1,0 +1,339 @@
+"""A quadratic problem over {x : l ≤ x ≤ u, G x ≤ h, E x = e}, from start to certificate, compiled.
+
+A dual active-set method finds the rows that hold the solution, Newton's steps on them give it to
+all digits, and it is answered only if that is beyond doubt: every multiplier and every slack is
+clear of rounding, and the gap is below the tolerance. Everything else, a set without a point as
+well, is left to the tensor operations.
+
+f has to bend up. Where P alone does not, P + σEᵀE may, which is the same f on the set but for a
+constant; the coordinates with l = u count as equations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import (
+    STAMP,
+    add,
+    backward,
+    copy,
+    dot,
+    entry,
+    factor,
+    fill,
+    forward,
+    kernel,
+    product,
+    value_and_gradient,
+)
+from dfwlayer.engines.compiled.kernels.dual import climb, hold, join, prepared, refine
+from dfwlayer.engines.compiled.kernels.judged import (
+    DEPENDS,
+    HELD,
+    OPEN,
+    gap_of,
+    judge,
+    polish,
+    settle,
+)
+from dfwlayer.engines.compiled.kernels.numbers import (
+    CLEAR,
+    DOUBLE,
+    LARGEST,
+    LOST,
+    SMALLEST,
+    SOLVED,
+    UNFIT,
+    UNPROVEN,
+    UNSETTLED,
+    convex,
+    holds,
+    own,
+    symmetric,
+)
+from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduced
+
+__all__ = ["adjoint", "search"]
+
+EFFORT = 4e8  # multiplications for one problem, beyond which tensor operations are not slower
+PLAIN, STIFF = 1, 2  # L is the factor of P, or of P + σEᵀE
+DOUBTFUL = 1e-6  # a correction of y that is larger, against y, shows that L is not right
+
+
+@kernel
+def _fit(P, q):
+    """Whether the numbers of f are such that this code may be used on them."""
+    largest = 1.0 if len(P) == 0 else 0.0
+    for i in range(len(P)):
+        total = 0.0
+        for j in range(len(P)):
+            total += abs(P[i, j])
+        largest = total if not total <= largest else largest  # keeps a NaN
+    if not SMALLEST < largest < LARGEST:
+        return False
+    for i in range(len(q)):
+        if not abs(q[i]) < LARGEST:
+            return False
+    return True
+
+
+@kernel
+def _stiffness(P):
+    """σ for rows of length 1."""
+    largest = 0.0
+    for i in range(len(P)):
+        largest = max(largest, P[i, i])
+    return largest
+
+
+@kernel
+def _metric(P, E, lower, upper, L):
+    """L of P or, if that is singular, of P + σEᵀE; 0 if that is, too."""
+    n = len(P)
+    for i in range(n):
+        for j in range(i + 1):
+            L[i, j] = P[i, j]
+    if factor(L, n):
+        return PLAIN
+    stiff = _stiffness(P)
+    for i in range(n):
+        for j in range(i + 1):
+            L[i, j] = P[i, j]
+        if lower[i] == upper[i]:
+            L[i, i] += stiff
+    for row in range(len(E)):
+        normal = E[row]
+        square = dot(normal, normal, n)
+        for i in range(n):
+            if normal[i] != 0:
+                add(L[i], stiff * normal[i] / square, normal, i + 1)
+    return STIFF if factor(L, n) else 0
+
+
+@kernel
+def _free_minimiser(P, q, E, e, lower, upper, kind, L, y):
+    """y₀ = −L⁻¹q, with what σEᵀE adds to q."""
+    n = len(q)
+    for i in range(n):
+        y[i] = -q[i]
+    if kind == STIFF:
+        stiff = _stiffness(P)
+        for i in range(n):
+            if lower[i] == upper[i]:
+                y[i] += stiff * lower[i]
+        for row in range(len(E)):
+            square = dot(E[row], E[row], n)
+            if square > 0:
+                add(y, stiff * e[row] / square, E[row], n)
+    if len(L) > 0:
+        forward(L, y, n)
+
+
+@kernel
+def _equations(columns, low, high, base, width, held, state):
+    """Hold the coordinates with l = u, and the equations but for those that others imply."""
+    count = 0
+    for turn in range(2):
+        first, end = (base, width) if turn == 0 else (0, base)
+        for c in range(first, end):
+            state[c] = OPEN
+            if low[c] == high[c]:
+                state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
+                count += 1 if state[c] == HELD else 0
+    return count
+
+
+def _on_disk(stamp):
+    """What is called from Python, kept on disk until a stamp changes."""
+
+    @entry
+    def search(
+        first,
+        end,
+        P,  # (·, n, n), or empty for the identity
+        q,  # (·, n)
+        A,  # (·, ·, n), with P = AᵀA and q = −Aᵀb, or empty
+        rhs,  # b (·, ·)
+        E,  # (·, k, n)
+        e,  # (·, k)
+        G,  # (·, m, n)
+        h,  # (·, m)
+        lowers,  # (·, n)
+        uppers,  # (·, n)
+        eps,  # of the dtype that x is rounded to
+        tol,
+        most,  # steps
+        x,  # (B, n), and what follows is where the results go
+        values,  # (2, B): f and the gap
+        codes,  # (2, B): what became of it, and steps
+        multipliers,  # (B, k + m + n)
+    ):
+        """Solve problems first … end − 1."""
+        _ = stamp
+        n, total_rows = x.shape[1], multipliers.shape[1]
+        dense = P.shape[1] > 0
+        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        held, columns = prepared(n), np.empty((n, total_rows))
+        start, y, z, g = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+        low, high, lengths = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
+        least, most_of, level = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
+        which, before = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
+        state = np.empty(total_rows, np.int64)
+        kind, known = 0, -1
+        limit = int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
+        for b in range(first, end):
+            codes[0, b] = UNFIT
+            fill(0.0, multipliers[b])
+            own_E, own_e, own_G = E[own(b, E)], e[own(b, e)], G[own(b, G)]
+            lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
+            own_q, own_P = q[own(b, q)], P[own(b, P)]
+            rows = Rows(own_E, own_G, which, low, high, lengths)
+            base, width = listed(rows, own_e, h[own(b, h)], lower, upper)
+            if base < 0:
+                continue
+            if dense:
+                own_P = symmetric(own_P, eps)
+                if len(own_P) == 0:
+                    continue
+            if not _fit(own_P, own_q):
+                continue
+            # the factor and the rows of the last problem, if they are those of this one
+            same = kind == PLAIN and len(P) == 1
+            if not same:
+                kind = _metric(own_P, own_E, lower, upper, L) if dense else PLAIN
+                bent = kind == STIFF and A.shape[1] == 0 and not convex(own_P, eps, held.T)
+                if kind == 0 or bent:
+                    kind, codes[0, b] = 0, LOST
+                    continue
+            same = same and len(E) == 1 and len(G) == 1 and width == known
+            for c in range(width):
+                same = same and which[c] == before[c]
+                before[c] = which[c]
+            if not same:
+                reduced(L, rows, base, width, columns)
+            known = width
+            for c in range(width):
+                least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
+            _free_minimiser(own_P, own_q, own_E, own_e, lower, upper, kind, L, start)
+            firm = _equations(columns, low, high, base, width, held, state)
+            count = hold(least, most_of, held, firm, firm, start, y, state)
+            count, taken = climb(
+                columns, width, least, most_of, held, count, firm, y, level, state, limit
+            )
+            if taken < 0:
+                codes[0, b] = -taken
+                continue
+            point = x[b]
+            copy(y, point)
+            if dense:
+                backward(L, point, n)
+            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+            moved, shaken, off = polish(
+                own_P, own_q, own_A, own_b, rows, L, held, count, point, z
+            )
+            size = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n))
+            if not moved <= DOUBTFUL * size:
+                codes[0, b] = LOST
+                continue
+            strongest = 0.0
+            for i in range(count):
+                strongest = max(strongest, abs(held.forces[i]))
+            blur = 4 * (moved + DOUBLE * size)
+            rough = CLEAR * (shaken + DOUBLE * (size + strongest))
+            codes[0, b] = judge(rows, width, held, count, firm, state, point, blur, rough)
+            if codes[0, b] != SOLVED:
+                continue
+            if not settle(rows, width, lower, upper, point, eps):
+                codes[0, b] = UNSETTLED
+                continue
+            found = multipliers[b]
+            for i in range(count):
+                c = held.places[i]
+                found[which[c]] = held.sides[i] * held.forces[i] / lengths[c]
+            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+            gap = gap_of(rows, width, lower, upper, L, found, point, g, z)
+            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
+                codes[0, b] = UNPROVEN
+                continue
+            values[0, b], values[1, b] = total, gap
+            codes[1, b] = taken
+
+    @entry
+    def adjoint(
+        first,
+        end,
+        P,
+        E,
+        G,
+        lowers,
+        uppers,
+        eps,
+        codes,
+        multipliers,
+        v,  # (B, n), the gradient that arrives
+        u,  # (B, n), and what follows is where the results go
+        nu,  # (B, k + m + n)
+    ):
+        """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x."""
+        _ = stamp
+        n, total_rows = v.shape[1], multipliers.shape[1]
+        k, ties = E.shape[1], E.shape[1] + G.shape[1]
+        dense = P.shape[1] > 0
+        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        held, columns = prepared(n), np.empty((n, total_rows))
+        z, w, lengths = np.empty(n), np.empty(n), np.empty(total_rows)
+        which, kind = np.empty(total_rows, np.int64), 0
+        for b in range(first, end):
+            out, total = u[b], 0.0
+            for i in range(n):
+                total += v[b, i]
+            fill(0.0, out)
+            fill(0.0, nu[b])
+            if codes[0, b] != SOLVED or not np.isfinite(total):
+                continue
+            own_P, own_E, own_G = P[own(b, P)], E[own(b, E)], G[own(b, G)]
+            lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
+            if dense:
+                own_P = symmetric(own_P, eps)
+            if not (kind == PLAIN and len(P) == 1):
+                kind = _metric(own_P, own_E, lower, upper, L) if dense else PLAIN
+            if kind == 0:
+                continue
+            width = base = 0
+            for row in range(total_rows):
+                fixed = row >= ties and lower[row - ties] == upper[row - ties]
+                if row < k or fixed or multipliers[b, row] != 0:
+                    which[width] = row
+                    width += 1
+                    base += 1 if row < ties else 0
+            rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
+            reduced(L, rows, base, width, columns)
+            count = 0
+            for turn in range(2):  # as in the search, so that the same equations depend on others
+                for c in range(base if turn == 0 else 0, width if turn == 0 else base):
+                    count += 1 if join(columns, c, 1.0, held, count) else 0
+            for trial in range(2):  # the second time for the rounding of the first
+                product(own_P, out, z)
+                for i in range(n):
+                    z[i] = v[b, i] - z[i]
+                for i in range(count):
+                    row = which[held.places[i]]
+                    add_row(rows, row, -nu[b, row], z)
+                fill(0.0, held.along)
+                if dense:
+                    forward(L, z, n)
+                refine(held, count, z, held.along)
+                if dense:
+                    backward(L, z, n)
+                add(out, 1.0, z, n)
+                for i in range(count):
+                    c = held.places[i]
+                    nu[b, which[c]] += held.along[i] / lengths[c]
+                    if which[c] >= ties:
+                        out[which[c] - ties] = 0.0
+
+    return search, adjoint
+
+
+search, adjoint = _on_disk(STAMP)
