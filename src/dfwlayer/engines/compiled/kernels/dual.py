@@ -32,6 +32,7 @@ from dfwlayer.engines.compiled.kernels.rows import levels
 
 __all__ = ["Held", "climb", "hold", "join", "prepared", "refine"]
 
+NOWHERE = np.int64(-1)  # a plain −1 would be a type of its own, for which all is compiled again
 DEPENDENT = 1e-10  # what is left of a unit normal beside those of others, if it depends on them
 
 
@@ -165,7 +166,7 @@ def hold(least, most, held, count, firm, start, y, state):
             held.along[i] = most[c] if held.sides[i] > 0 else -least[c]
         copy(start, y)
         refine(held, count, y, held.along)
-        whole, at = 1.0, -1
+        whole, at = 1.0, NOWHERE
         for i in range(firm, count):
             if held.along[i] < 0:
                 part = held.forces[i] / (held.forces[i] - held.along[i])
@@ -184,7 +185,7 @@ def hold(least, most, held, count, firm, start, y, state):
 @kernel
 def _most_violated(least, most, level, width, state, noise):
     """The column that is violated by most, −1 if none is, its side, and by how much."""
-    worst, place, side = 0.0, -1, 1.0
+    worst, place, side = 0.0, NOWHERE, 1.0
     for c in range(width):
         over, under = level[c] - most[c], least[c] - level[c]
         excess = over if over > under else under
@@ -222,7 +223,7 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, limit
             for i in range(count):
                 way[i] = held.along[i]
             backward(held.T, way, count)
-            part, at = np.inf, -1
+            part, at = np.inf, NOWHERE
             for i in range(firm, count):
                 if way[i] > ROUNDING * DOUBLE and held.forces[i] < part * way[i]:
                     part, at = held.forces[i] / way[i], i

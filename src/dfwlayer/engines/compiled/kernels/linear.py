@@ -56,6 +56,7 @@ from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduce
 
 __all__ = ["adjoint", "search"]
 
+NOTHING = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
 EFFORT = 4e8  # multiplications for one problem, beyond which tensor operations are not slower
 PLAIN, STIFF = 1, 2  # L is the factor of P, or of P + σEᵀE
 DOUBTFUL = 1e-6  # a correction of y that is larger, against y, shows that L is not right
@@ -133,7 +134,7 @@ def _free_minimiser(P, q, E, e, lower, upper, kind, L, y):
 @kernel
 def _equations(columns, low, high, base, width, held, state):
     """Hold the coordinates with l = u, and the equations but for those that others imply."""
-    count = 0
+    count = NOTHING
     for turn in range(2):
         first, end = (base, width) if turn == 0 else (0, base)
         for c in range(first, end):
@@ -300,7 +301,7 @@ def _on_disk(stamp):
                 kind = _metric(own_P, own_E, lower, upper, L) if dense else PLAIN
             if kind == 0:
                 continue
-            width = base = 0
+            width = base = NOTHING
             for row in range(total_rows):
                 fixed = row >= ties and lower[row - ties] == upper[row - ties]
                 if row < k or fixed or multipliers[b, row] != 0:
@@ -309,7 +310,7 @@ def _on_disk(stamp):
                     base += 1 if row < ties else 0
             rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
             reduced(L, rows, base, width, columns)
-            count = 0
+            count = NOTHING
             for turn in range(2):  # as in the search, so that the same equations depend on others
                 for c in range(base if turn == 0 else 0, width if turn == 0 else base):
                     count += 1 if join(columns, c, 1.0, held, count) else 0

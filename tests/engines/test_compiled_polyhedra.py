@@ -1,0 +1,249 @@
+"""Small problems over polyhedra in compiled code: against optimality conditions and differences."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dfwlayer as dfw
+from compiled_cases import F32, F64, attempted, close, leaf
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.region import Linear
+
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class Rows(Constraint):
+    """{x : l ≤ x ≤ u, G x ≤ h, A x = b}, known by its normal form only."""
+
+    G: torch.Tensor | None = None
+    h: torch.Tensor | float = INF
+    A: torch.Tensor | None = None
+    b: torch.Tensor | float = 0.0
+    lower: torch.Tensor | float = -INF
+    upper: torch.Tensor | float = INF
+
+    def vertex(self, g):
+        raise AssertionError("compiled code has no use for it")
+
+    project = retract = face = vertex
+
+    def normal_form(self, n):
+        return [Linear(n, self.lower, self.upper, self.G, self.h, self.A, self.b)]
+
+
+def random(seed, n, m, k, lead=(), *, box=True, dtype=F64, shared=()):
+    """A strictly convex problem around a point of the set."""
+    make = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, own=True):
+        return torch.randn(*(lead if own else ()), *shape, dtype=dtype, generator=make)
+
+    def positive(*shape):
+        return torch.rand(*lead, *shape, dtype=dtype, generator=make) + 0.02
+
+    root = normal(n, n, own="P" not in shared)
+    parts = {"P": root.mT @ root / n + 0.1 * torch.eye(n, dtype=dtype), "q": 3 * normal(n)}
+    inside = normal(n)
+    if m:
+        parts["G"] = normal(m, n, own="G" not in shared)
+        parts["h"] = (parts["G"] @ inside.unsqueeze(-1)).squeeze(-1) + positive(m)
+    if k:
+        parts["A"] = normal(k, n, own="A" not in shared)
+        parts["b"] = (parts["A"] @ inside.unsqueeze(-1)).squeeze(-1)
+    if box:
+        parts["lower"], parts["upper"] = inside - positive(n), inside + positive(n)
+    return {name: leaf(part.detach()) for name, part in parts.items()}
+
+
+def problem(P, q, **sides):
+    return dfw.Quadratic(P, q), Rows(**sides)
+
+
+def solved(parts, **options):
+    found = attempted(*problem(**parts), **{"tol": 1e-9} | options)
+    assert found is not None
+    assert found.left is None
+    return found.solution
+
+
+def rows_of(parts):
+    """Every constraint ⟨n, x⟩ ≤ c or = c of one problem as rows, and which are equations."""
+    n = parts["q"].shape[-1]
+    eye, normals, sides, firm = np.eye(n), [], [], []
+    get = {name: part.detach().double().numpy() for name, part in parts.items()}
+    for normal, side, sign, equation in (
+        ("A", "b", 1, True),
+        ("G", "h", 1, False),
+        (None, "upper", 1, False),
+        (None, "lower", -1, False),
+    ):
+        if side in get:
+            matrix = eye if normal is None else get[normal]
+            normals.append(sign * matrix)
+            sides.append(sign * np.broadcast_to(get[side], len(matrix)))
+            firm.append(np.full(len(matrix), equation))
+    if not normals:
+        return np.zeros((0, n)), np.zeros(0), np.zeros(0, bool)
+    return np.concatenate(normals), np.concatenate(sides), np.concatenate(firm)
+
+
+def brute_force(parts):
+    """The best of the minimisers on all sets of rows that are feasible."""
+    normals, sides, firm = rows_of(parts)
+    P, q = (parts[name].detach().double().numpy() for name in ("P", "q"))
+    best, found = np.inf, None
+    loose = np.flatnonzero(~firm & np.isfinite(sides))
+    for count in range(len(q) + 1):
+        for some in combinations(loose, count):
+            N = np.concatenate([normals[firm], normals[list(some)]])
+            c = np.concatenate([sides[firm], sides[list(some)]])
+            K = np.block([[P, N.T], [N, np.zeros((len(N), len(N)))]])
+            x = np.linalg.lstsq(K, np.concatenate([-q, c]), rcond=1e-12)[0][: len(q)]
+            off = normals @ x - sides
+            if (off > 1e-9 * (1 + np.abs(sides))).any() or (np.abs(off[firm]) > 1e-9).any():
+                continue
+            value = 0.5 * x @ P @ x + q @ x
+            if value < best:
+                best, found = value, x
+    return best, found
+
+
+def assert_optimal(parts, x, tolerance):
+    """The gradient is a combination of rows that are tight, with forces of the right sign."""
+    normals, sides, firm = rows_of(parts)
+    P, q, x = (t.detach().double().numpy() for t in (parts["P"], parts["q"], x))
+    terms = np.abs(normals) @ np.abs(x) + np.abs(sides)
+    off = normals @ x - sides
+    assert (off <= tolerance * terms).all()
+    assert (np.abs(off[firm]) <= tolerance * terms[firm]).all()
+    lengths = np.linalg.norm(normals, axis=1)
+    tight = firm | (off >= -1e-9 * terms)
+    N = normals[tight] / lengths[tight, None]
+    g = P @ x + q
+    force = np.linalg.lstsq(N.T, -g, rcond=None)[0] if len(N) else np.zeros(0)
+    scale = np.abs(P) @ np.abs(x) + np.abs(q)
+    assert np.abs(N.T @ force + g).max() <= 1e-9 * scale.max()
+    assert (force[~firm[tight]] >= -1e-9 * scale.max()).all()
+
+
+@pytest.mark.parametrize("box", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("n", "m", "k"),
+    [(1, 0, 0), (1, 2, 0), (2, 3, 1), (3, 0, 1), (5, 12, 2), (10, 10, 0), (20, 40, 10)]
+    + [(50, 50, 10), (80, 150, 20), (40, 0, 20)],
+)
+def test_solutions_meet_the_optimality_conditions(n, m, k, seed, box):
+    parts = random(seed, n, m, k, box=box)
+    sol = solved(parts)
+    assert_optimal(parts, sol.x, 4 * torch.finfo(F64).eps)
+    f = 0.5 * sol.x @ parts["P"] @ sol.x + parts["q"] @ sol.x
+    close(sol.value, f, 1e-12)
+    assert 0 <= sol.gap <= 1e-9 * sol.value.abs()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 4), st.integers(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_agrees_with_all_active_sets_tried(seed, n, m, k):
+    parts = random(seed, n, m, min(k, n - 1))
+    value, x = brute_force(parts)
+    sol = solved(parts)
+    close(sol.x, torch.from_numpy(x), 1e-8)
+    assert sol.value - value <= sol.gap + 1e-9 * abs(value)
+
+
+def differences(parts, name, v, **options):
+    """⟨v, x⟩ differentiated in one tensor by central differences."""
+    base = parts[name].detach()
+    out = torch.zeros_like(base)
+    step = 1e-6 * (1 + float(base.abs().max()))
+    for i in range(base.numel()):
+        values = []
+        for sign in (1, -1):
+            moved = base.clone()
+            moved.view(-1)[i] += sign * step
+            if name == "P":
+                moved = 0.5 * (moved + moved.mT)
+            values.append((solved({**parts, name: moved}, **options).x * v).sum())
+        out.view(-1)[i] = (values[0] - values[1]).detach() / (2 * step)
+    return out
+
+
+@pytest.mark.parametrize("shared", [(), ("P",), ("P", "G", "A")], ids=str)
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+def test_gradients_are_those_of_differences(lead, shared):
+    parts = random(4, 6, 5, 2, lead, shared=shared)
+    parts["upper"] = leaf(parts["upper"].detach() + 2)
+    x = solved(parts).x
+    v = torch.cos(torch.arange(x.numel(), dtype=F64)).reshape(x.shape)
+    gradients = torch.autograd.grad(x, list(parts.values()), v)
+    assert float(gradients[-2].abs().max()) > 0
+    for name, gradient in zip(parts, gradients, strict=True):
+        close(gradient, differences(parts, name, v), 1e-5)
+
+
+def test_gradients_of_least_squares():
+    make = torch.Generator().manual_seed(2)
+    A, b = (torch.randn(9, *more, dtype=F64, generator=make) for more in ((4,), ()))
+    inside = random(2, 4, 3, 1, box=False)
+    del inside["P"], inside["q"]
+
+    def solution(A, b):
+        found = attempted(dfw.LeastSquares(A, b), Rows(**inside), tol=1e-9)
+        return found.solution.x
+
+    assert torch.autograd.gradcheck(solution, (leaf(A), leaf(b)), eps=1e-6, atol=1e-6)
+
+
+def test_projections():
+    """Without a P the nearest point to −q is asked for."""
+    parts = random(7, 12, 8, 2)
+    parts["P"] = torch.eye(12, dtype=F64)
+    x = solved(parts).x
+    sides = {name: parts[name] for name in parts if name not in ("P", "q")}
+    own = attempted(dfw.Quadratic(None, parts["q"]), Rows(**sides), tol=1e-9).solution.x
+    close(own, x, 1e-12)
+    v = torch.cos(torch.arange(12, dtype=F64))
+    asked = [parts[name] for name in ("q", *sides)]
+    for one, other in zip(
+        torch.autograd.grad(own, asked, v), torch.autograd.grad(x, asked, v), strict=True
+    ):
+        close(one, other, 1e-11)
+
+
+@pytest.mark.parametrize("shared", [(), ("P",), ("P", "G"), ("P", "G", "A")], ids=str)
+def test_a_batch_is_its_problems_one_by_one(shared):
+    parts = random(11, 7, 6, 2, (5,), shared=shared)
+    sol = solved(parts)
+    for row in range(5):
+        own = {name: part[row] if part.dim() > 1 + (name in "PGA") else part
+               for name, part in parts.items()}
+        alone = solved(own)
+        for name in ("x", "value", "gap", "num_steps"):
+            assert torch.equal(getattr(sol, name)[row], getattr(alone, name))
+
+
+def test_single_precision():
+    parts = random(5, 20, 15, 3, (4,), dtype=F32)
+    sol = solved(parts, tol=1e-5)
+    for row in range(4):
+        own = {name: part[row] for name, part in parts.items()}
+        assert_optimal_to_rounding = {**own}
+        normals, sides, _ = rows_of(assert_optimal_to_rounding)
+        x = sol.x[row].detach().double().numpy()
+        terms = np.abs(normals) @ np.abs(x) + np.abs(sides)
+        assert (normals @ x - sides <= 2 * torch.finfo(F32).eps * terms).all()
+    wide = {name: leaf(part.detach().double()) for name, part in parts.items()}
+    expected = solved(wide)
+    close(sol.x, expected.x, 1e-6)
+    v = torch.ones_like(sol.x)
+    own = torch.autograd.grad(sol.x, list(parts.values()), v)
+    right = torch.autograd.grad(expected.x, list(wide.values()), v.double())
+    for one, other in zip(own, right, strict=True):
+        close(one, other, 1e-5)
