@@ -13,14 +13,13 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.dual import refine
+from dfwlayer.engines.compiled.kernels.dual import join, refine
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
     DOUBLE,
     DOUBTED,
     LOST,
     SINGLE,
-    SOLVED,
     rounded,
 )
 from dfwlayer.engines.compiled.kernels.rows import add_row, row_and_size
@@ -29,6 +28,7 @@ __all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle"]
 
 OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
 CLOSE = 2.0  # units of rounding of its terms that a row which is held is off by
+APART = 1e-6  # what is left of a unit normal beside others that it does not depend on
 MOST = 8  # corrections; two or three are needed
 
 
@@ -77,16 +77,13 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
 
 
 @kernel
-def judge(rows, width, held, count, firm, state, x, blur, rough):
-    """Whether every force and every slack is clear of rounding: SOLVED, DOUBTED or LOST.
+def judge(rows, columns, width, held, count, state, x, blur):
+    """Hold the rows as well that are met to rounding; how many are held then, or why it fails.
 
-    ``blur`` is what y may be off by, ``rough`` what the forces may be.
+    That is −LOST if a row is violated, and −DOUBTED if the normals of those that are met depend on
+    each other: then there is more than one set of multipliers. ``blur`` is what y may be off by.
     """
     _, _, which, low, high, lengths = rows
-    code = SOLVED
-    for i in range(firm, count):
-        if not held.forces[i] > rough:
-            code = DOUBTED
     for c in range(width):
         if state[c] == HELD:
             continue
@@ -96,12 +93,16 @@ def judge(rows, width, held, count, firm, state, x, blur, rough):
         noise = CLEAR * DOUBLE * (size + abs(bound)) + blur * lengths[c]
         if state[c] == DEPENDS:
             if not abs(above) <= noise:
-                return LOST
+                return -LOST
         elif not slack > noise:
             if slack < -noise:
-                return LOST
-            code = DOUBTED
-    return code
+                return -LOST
+            if not join(columns, c, 1.0 if above < below else -1.0, held, count):
+                return -DOUBTED
+            if held.T[count, count] < APART:
+                return -DOUBTED
+            count += 1
+    return count
 
 
 @kernel

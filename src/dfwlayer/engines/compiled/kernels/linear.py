@@ -230,35 +230,45 @@ def _on_disk(stamp):
             if dense:
                 backward(L, point, n)
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-            moved, shaken, off = polish(
-                own_P, own_q, own_A, own_b, rows, L, held, count, point, z
-            )
-            size = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n))
-            if not moved <= DOUBTFUL * size:
-                codes[0, b] = LOST
-                continue
-            strongest = 0.0
-            for i in range(count):
-                strongest = max(strongest, abs(held.forces[i]))
-            blur = 4 * (moved + DOUBLE * size)
-            rough = CLEAR * (shaken + DOUBLE * (size + strongest))
-            codes[0, b] = judge(rows, width, held, count, firm, state, point, blur, rough)
-            if codes[0, b] != SOLVED:
+            size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
+            moved = shaken = off = 0.0
+            for turn in range(2):
+                moved, shaken, off = polish(
+                    own_P, own_q, own_A, own_b, rows, L, held, count, point, z
+                )
+                if turn == 0:
+                    blur = 4 * (moved + DOUBLE * size)
+                    met = judge(rows, columns, width, held, count, state, point, blur)
+                    if met <= count:
+                        break
+                    count = met
+            if met < 0 or not moved <= DOUBTFUL * size:
+                codes[0, b] = -met if met < 0 else LOST
                 continue
             if not settle(rows, width, lower, upper, point, eps):
                 codes[0, b] = UNSETTLED
                 continue
-            found = multipliers[b]
+            found, code = multipliers[b], SOLVED
+            strongest = 0.0
             for i in range(count):
-                c = held.places[i]
-                found[which[c]] = held.sides[i] * held.forces[i] / lengths[c]
+                strongest = max(strongest, abs(held.forces[i]))
+            rough = CLEAR * (shaken + DOUBLE * (size + strongest))
+            for i in range(count):
+                force, c = held.forces[i], held.places[i]
+                if i >= firm and not force > rough:  # met, but x is not held by it
+                    code = LOST if force < -rough else code
+                    continue
+                found[which[c]] = held.sides[i] * force / lengths[c]
+            if code != SOLVED:
+                codes[0, b] = code
+                continue
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             gap = gap_of(rows, width, lower, upper, L, found, point, g, z)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            codes[1, b] = taken
+            codes[0, b], codes[1, b] = SOLVED, taken
 
     @entry
     def adjoint(
