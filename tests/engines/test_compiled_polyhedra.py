@@ -222,8 +222,10 @@ def test_a_batch_is_its_problems_one_by_one(shared):
     parts = random(11, 7, 6, 2, (5,), shared=shared)
     sol = solved(parts)
     for row in range(5):
-        own = {name: part[row] if part.dim() > 1 + (name in "PGA") else part
-               for name, part in parts.items()}
+        own = {
+            name: part[row] if part.dim() > 1 + (name in "PGA") else part
+            for name, part in parts.items()
+        }
         alone = solved(own)
         for name in ("x", "value", "gap", "num_steps"):
             assert torch.equal(getattr(sol, name)[row], getattr(alone, name))
@@ -233,9 +235,7 @@ def test_single_precision():
     parts = random(5, 20, 15, 3, (4,), dtype=F32)
     sol = solved(parts, tol=1e-5)
     for row in range(4):
-        own = {name: part[row] for name, part in parts.items()}
-        assert_optimal_to_rounding = {**own}
-        normals, sides, _ = rows_of(assert_optimal_to_rounding)
+        normals, sides, _ = rows_of({name: part[row] for name, part in parts.items()})
         x = sol.x[row].detach().double().numpy()
         terms = np.abs(normals) @ np.abs(x) + np.abs(sides)
         assert (normals @ x - sides <= 2 * torch.finfo(F32).eps * terms).all()
@@ -247,3 +247,156 @@ def test_single_precision():
     right = torch.autograd.grad(expected.x, list(wide.values()), v.double())
     for one, other in zip(own, right, strict=True):
         close(one, other, 1e-5)
+
+
+def codes(parts):
+    """Which problems of a batch are left to others."""
+    found = attempted(*problem(**parts), tol=1e-9)
+    if found is None:
+        return [True] * len(parts["q"])
+    return [False] * len(parts["q"]) if found.left is None else found.left.tolist()
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+@pytest.mark.parametrize("names", ["Gh", "Ab", "Pq", ("q", "h", "b", "lower", "upper")], ids=str)
+def test_units_do_not_matter(names, scale):
+    """Of rows, of f, of x."""
+    parts = random(3, 15, 20, 4, (6,))
+    x = solved(parts).x
+    scaled = {name: part * (scale if name in names else 1.0) for name, part in parts.items()}
+    found = solved(scaled).x
+    close(found / (scale if "lower" in names else 1.0), x, 1e-11)
+
+
+def test_every_row_in_units_of_its_own():
+    parts = random(3, 15, 20, 4, (6,))
+    units = 10.0 ** torch.linspace(-8, 8, 20, dtype=F64)
+    scaled = {**parts, "G": parts["G"] * units[:, None], "h": parts["h"] * units}
+    close(solved(scaled).x, solved(parts).x, 1e-11)
+
+
+def test_bad_problems_do_not_touch_the_others():
+    """No point in the set, not a number, bounds the wrong way round, f bent down, and none."""
+    parts = random(8, 6, 5, 2, (8,))
+    expected, v = solved(parts), torch.cos(torch.arange(6, dtype=F64))
+    right = torch.autograd.grad(expected.x, list(parts.values()), v.expand(8, 6))
+    bad = {name: part.detach().clone() for name, part in parts.items()}
+    bad["G"][0, 1], bad["h"][0, 1] = -bad["G"][0, 0], -bad["h"][0, 0] - 1
+    bad["G"][1, 0, 0] = torch.nan
+    bad["q"][2, 3] = torch.inf
+    bad["lower"][3, 2] = bad["upper"][3, 2] + 1
+    bad["P"][4] = -bad["P"][4]
+    bad["A"][5, 1], bad["b"][5, 1] = bad["A"][5, 0], bad["b"][5, 0] + 1
+    bad["h"][6] = -torch.inf
+    bad = {name: leaf(part) for name, part in bad.items()}
+    assert codes(bad) == [True] * 7 + [False]
+    found = attempted(*problem(**bad), tol=1e-9).solution
+    assert torch.equal(found.x[7], expected.x[7])
+    gradients = torch.autograd.grad(found.x, list(bad.values()), v.expand(8, 6))
+    for one, other in zip(gradients, right, strict=True):
+        assert torch.equal(one[7], other[7])
+        assert not one[:7].any()
+
+
+def test_no_side_and_rows_of_zeros():
+    """±∞ are no sides, rows of zeros say nothing, or that there is no point."""
+    parts = random(9, 8, 6, 2, (3,))
+    x = solved(parts).x
+    lower = parts["lower"].detach().clone()
+    more = {
+        "G": torch.cat([parts["G"], parts["G"][:, :1], 0 * parts["G"][:, :2]], 1),
+        "h": torch.cat([parts["h"], parts["h"][:, :3] * 0 + torch.tensor([INF, 0, 1])], 1),
+        "A": torch.cat([parts["A"], 0 * parts["A"]], 1),
+        "b": torch.cat([parts["b"], 0 * parts["b"]], 1),
+    }
+    parts = {**parts, **more}
+    assert torch.equal(solved(parts).x, x)
+    parts["lower"] = torch.where(lower < x.detach(), -INF, lower)
+    close(solved(parts).x, x, 1e-12)
+    parts["h"] = more["h"].detach().clone()
+    parts["h"][1, -1] = -1
+    parts["b"] = more["b"].detach().clone()
+    parts["b"][2, -1] = 1
+    assert codes(parts) == [False, True, True]
+
+
+def test_equations_that_others_imply():
+    """Their residual is one of rounding, or there is no point."""
+    parts = random(10, 9, 6, 3, (3,))
+    x = solved(parts).x
+    twice = {
+        **parts,
+        "A": torch.cat([parts["A"], parts["A"].sum(1, keepdim=True), -2 * parts["A"][:, :1]], 1),
+        "b": torch.cat([parts["b"], parts["b"].sum(1, keepdim=True), -2 * parts["b"][:, :1]], 1),
+    }
+    close(solved(twice).x, x, 1e-12)
+    twice["b"] = twice["b"] + torch.tensor([0, 0, 0, 0, 1e-6])
+    assert codes(twice) == [True] * 3
+
+
+def test_fixed_coordinates():
+    parts = random(12, 10, 8, 2, (3,))
+    middle = 0.5 * (parts["lower"] + parts["upper"]).detach()
+    for i in range(0, 10, 2):
+        for name in ("lower", "upper"):
+            parts[name] = parts[name].detach().clone()
+            parts[name][:, i] = middle[:, i]
+    parts = random(12, 10, 0, 0, (3,)) | {
+        "lower": leaf(parts["lower"]),
+        "upper": leaf(parts["upper"]),
+    }
+    sol = solved(parts)
+    assert torch.equal(sol.x[:, ::2], middle[:, ::2])
+    both = torch.autograd.grad(sol.x.sum(), [parts["lower"], parts["upper"]])
+    moved = {**parts, "lower": parts["lower"] + 1e-6, "upper": parts["upper"] + 1e-6}
+    close(sum(both).sum(), (solved(moved).x - sol.x).sum() / 1e-6, 1e-4)
+
+
+def test_rows_that_are_met_without_a_force():
+    """They count as inactive: x moves as without them."""
+    parts = {"P": leaf(torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=F64)) + 1)}
+    x = torch.tensor([1.0, -0.5, 0.25], dtype=F64)
+    parts["q"] = leaf(-parts["P"].detach() @ x)
+    free = torch.autograd.grad(solved(parts).x.sum(), parts["q"])[0]
+    parts["G"] = leaf(torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, -1.0]], dtype=F64))
+    parts["h"] = leaf((parts["G"] @ x).detach())
+    parts["upper"] = leaf(torch.tensor([1.0, INF, INF], dtype=F64))
+    sol = solved(parts)
+    close(sol.x, x, 1e-14)
+    gradients = torch.autograd.grad(sol.x.sum(), list(parts.values()))
+    close(gradients[1], free, 1e-12)
+    assert not any(part.any() for part in gradients[2:])
+
+
+def test_normals_that_depend_on_each_other_are_left():
+    """There is more than one set of multipliers then."""
+    parts = random(13, 6, 8, 0, (4,), box=False)
+    assert codes(parts) == [False] * 4
+    parts["G"], parts["h"] = (torch.cat([parts[name], 2 * parts[name]], 1) for name in "Gh")
+    assert codes(parts) == [True] * 4
+
+
+def test_f_that_bends_up_on_the_equations_only():
+    """As in control: states without a cost, which the equations tie to inputs that have one."""
+    parts = random(14, 12, 8, 4, (3,), box=False)
+    make = torch.Generator().manual_seed(1)
+    root = torch.randn(3, 9, 12, dtype=F64, generator=make)
+    parts["P"] = leaf((root.mT @ root).detach())
+    sol = solved(parts)
+    for row in range(3):
+        own = {name: part[row] for name, part in parts.items()}
+        assert_optimal(own, sol.x[row], 4 * torch.finfo(F64).eps)
+    v = torch.cos(torch.arange(36, dtype=F64)).reshape(3, 12)
+    for name in ("q", "b", "h"):
+        close(
+            torch.autograd.grad(sol.x, parts[name], v, retain_graph=True)[0],
+            differences(parts, name, v),
+            1e-5,
+        )
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 40), st.integers(0, 10))
+@settings(max_examples=40, deadline=None)
+def test_any_shape(seed, n, m, k):
+    parts = random(seed, n, m, min(k, n // 2), box=bool(seed % 2))
+    assert_optimal(parts, solved(parts).x, 4 * torch.finfo(F64).eps)
