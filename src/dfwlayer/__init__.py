@@ -12,6 +12,7 @@ from dfwlayer.constraints import (
     LpBall,
     NuclearBall,
     PlaneCut,
+    Polyhedron,
     Product,
     SchattenBall,
     Shifted,
@@ -20,7 +21,7 @@ from dfwlayer.constraints import (
     project_l1_box,
 )
 from dfwlayer.layer import DFWLayer
-from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton
+from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, InteriorPoint, ProjectedNewton
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
 from dfwlayer.solve import solve, warm_up
@@ -44,6 +45,7 @@ __all__ = [
     "ExactStep",
     "FrankWolfe",
     "GroupBall",
+    "InteriorPoint",
     "KSparse",
     "L1Box",
     "LeastSquares",
@@ -51,6 +53,7 @@ __all__ = [
     "NuclearBall",
     "OpenLoop",
     "PlaneCut",
+    "Polyhedron",
     "Product",
     "Progress",
     "ProjectedNewton",

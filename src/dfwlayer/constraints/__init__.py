@@ -14,6 +14,7 @@ from dfwlayer.constraints.polyhedra.birkhoff import Birkhoff
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse
 from dfwlayer.constraints.polyhedra.l1_box import L1Box, project_l1_box
+from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "LpBall",
     "NuclearBall",
     "PlaneCut",
+    "Polyhedron",
     "Product",
     "SchattenBall",
     "Shifted",

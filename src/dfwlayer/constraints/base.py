@@ -13,10 +13,11 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
-from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
+from dfwlayer.constraints.parameters import Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.linalg.hull import Descent
+from dfwlayer.linalg.quadratic import Answer, Program
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 
@@ -169,8 +170,7 @@ class Constraint(ABC):
         return {
             name: tensor.shape[0]
             for name, tensor in self.tensors().items()
-            if tensor.dim()
-            > (len(self.shape_of(shape)) if about[name].kind is Kind.ENTRIES else about[name].kind)
+            if tensor.dim() > about[name].dims(self.shape_of(shape))
         }
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
@@ -377,6 +377,17 @@ class Constraint(ABC):
             for name, about in table(type(self)).items()
             if isinstance(value := getattr(self, name), Tensor)
         )
+
+    def linear(self, like: Tensor) -> Program | None:
+        """A bound set for vectors like these (..., n) as linear rows, with f = 0."""
+        return None
+
+    def face_of_program(self, found: Answer, x: Tensor, noise: Tensor) -> Face | None:
+        """The face at x (..., n), where a program over `linear` has found it.
+
+        A multiplier below its noise (B,) counts as zero. None to tell it by `face`.
+        """
+        return None
 
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from dfwlayer.ops.rows import Scalar
 
+if TYPE_CHECKING:
+    from dfwlayer.linalg.face_system import FaceSystem
+    from dfwlayer.objectives.base import Objective
+
 __all__ = ["Face"]
 
 if TYPE_CHECKING:
@@ -69,6 +73,10 @@ class Face:
     def bends(self) -> bool:
         """Whether C can be other than zero."""
         return False
+
+    def system(self, objective: Objective) -> FaceSystem | None:
+        """A way of its own to solve the linear system on it, None for that of all faces."""
+        return None
 
     def restrict(self, v: Tensor) -> Tensor:
         """Projection of v (B, n) onto the directions that are not pinned: v where free, else 0."""

@@ -57,6 +57,7 @@ class Parameter:
         infinite: Whether values may be infinite.
         grows: With the set: {cx : x in the set} has c times this parameter.
         numbers: Whether a number may stand for entries that are all alike.
+        apart: Entries that are not those of the variable; how many there are is for the set to say.
 
     """
 
@@ -69,6 +70,7 @@ class Parameter:
     infinite: bool = False
     grows: bool = False
     numbers: bool = True
+    apart: bool = False
 
     def with_default(self, default: Any) -> Parameter:
         """With what follows from the default of the field."""
@@ -93,7 +95,7 @@ class Parameter:
 
     def flat(self, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """As (), (n,) or a matrix, or with a batch in front, n the entries of the shape."""
-        if self.kind is not Kind.ENTRIES:
+        if self.kind is not Kind.ENTRIES or self.apart:
             return value
         if value.dim() == 0 and self.numbers:
             value = value.expand(shape)
@@ -106,6 +108,10 @@ class Parameter:
                 f"{tuple(value.shape)}"
             )
         return value.reshape(*value.shape[:lead], math.prod(shape))
+
+    def dims(self, shape: tuple[int, ...]) -> int:
+        """Those of one problem's value, for entries of that shape."""
+        return len(shape) if self.kind is Kind.ENTRIES and not self.apart else int(self.kind)
 
     def not_finite(self, name: str, value: Tensor) -> Tensor | None:
         """Mask (B,) of the problems with NaN, or infinity if that may not be, None for none."""
@@ -143,7 +149,8 @@ class Parameter:
         if lead > 1 or value.layout != torch.strided or value.is_nested:
             return False
         if self.kind is Kind.ENTRIES:
-            fits = lead == -1 and self.numbers if lead < 0 else value.shape[-1] == like.shape[-1]
+            fits = lead == -1 and self.numbers
+            fits = fits or (lead >= 0 and (self.apart or value.shape[-1] == like.shape[-1]))
         else:
             fits = lead >= 0
         if not fits or lead > 0 or (self.least == -math.inf and self.most == math.inf):

@@ -41,7 +41,7 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
         )
     # without normals, or for one order only, a face need not know how x and λ move
     still = face.free is None and (face.bends or not face.normals)
-    inverse = _Saddle(FaceSystem(problem.objective, face, x))
+    inverse = _Saddle(FaceSystem.of(problem.objective, face, x))
     moved = face.pinned()
     moved = moved - moved.detach()
     pinned = x + moved  # x itself is feasible to the last bit

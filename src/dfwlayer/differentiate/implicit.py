@@ -44,7 +44,7 @@ def attach(problem: Problem, x: Tensor, face: Face) -> Tensor:
     if any(tensor.requires_grad for tensor in tensors_in((problem.constraint,))):
         residual = residual + face.force()
         excess, pinned = face.excess(), face.pinned()
-    system = FaceSystem(problem.objective, face, x)
+    system = FaceSystem.of(problem.objective, face, x)
     move: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
         residual, excess, pinned, system, problem, flow, *tensors
     )

@@ -17,7 +17,7 @@ from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.translated import Translated
 from dfwlayer.ops.rows import where_rows
-from dfwlayer.solution import Solution
+from dfwlayer.solution import Solution, Status
 from dfwlayer.step_size import StepSize
 
 __all__ = [
@@ -90,6 +90,9 @@ class Task:
     def _point_of_the_set(self) -> Tensor:
         size = (*self.lead, math.prod(self.shape))
         blank = torch.zeros(size, dtype=self.objective.dtype, device=self.objective.device)
+        if getattr(self.settings.method, "starts_anywhere", False):
+            start = blank if self.start is None else self.start.expand(size)
+            return torch.where(torch.isfinite(start).all(-1, keepdim=True), start, blank)
         if self.start is None:
             return self.constraint.start(blank)
         # a last solution may hold the NaN rows of problems that were bad; those start afresh
@@ -100,21 +103,29 @@ class Task:
         start = where_rows(usable, self.start, self.constraint.start(blank))
         return self.constraint.retract(start.expand(size))
 
-    def without_bad(self, x: Tensor) -> Tensor:  # (..., n) -> (*lead, *shape)
-        """x in the variable's shape, NaN for the problems that cannot be solved."""
-        if self.bad is not None:
-            x = where_rows(self.bad == 0, x, torch.nan)
+    def without_bad(self, x: Tensor, found: Tensor | None = None) -> Tensor:
+        """x (..., n) in the variable's shape, NaN for the problems that cannot be solved.
+
+        Those that are known to be so (B,) and those that were found to be.
+        """
+        bad = merged(self.bad, found)
+        if bad is not None:
+            x = where_rows(bad == 0, x, torch.nan)
         return x.reshape(*self.lead, *self.shape)
 
     def solution(self, outcome: Outcome) -> Solution:
         """The outcome as the caller gets it."""
         value, gap, status = outcome.value, outcome.gap, outcome.status
         assert value is not None and gap is not None  # noqa: PT018
-        if self.bad is not None:
-            lost = self.bad != 0
+        found: Tensor | None = None
+        if getattr(self.settings.method, "proves_empty", False):
+            found = torch.where(status == Status.INFEASIBLE, status, 0)
+        if (bad := merged(self.bad, found)) is not None:
+            lost = bad != 0
             value, gap = torch.where(lost, torch.nan, value), torch.where(lost, torch.nan, gap)
-            status = torch.where(lost, self.bad, status)
-        return Solution(self.without_bad(outcome.x), value, gap, outcome.num_steps, status)
+            status = torch.where(lost, bad, status)
+        x = self.without_bad(outcome.x, found)
+        return Solution(x, value, gap, outcome.num_steps, status)
 
 
 @dataclass(frozen=True)

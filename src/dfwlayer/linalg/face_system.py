@@ -52,6 +52,11 @@ class FaceSystem:
     face: Face
     x: Tensor  # (..., n)
 
+    @staticmethod
+    def of(objective: Objective, face: Face, x: Tensor) -> FaceSystem:
+        """That of a face, which may have a way of its own to solve it."""
+        return face.system(objective) or FaceSystem(objective, face, x)
+
     def hessian(self, v: Tensor) -> Tensor:
         """(∇²f + C) v."""
         product = self.objective.hvp(self.x, v)

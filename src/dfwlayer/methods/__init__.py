@@ -6,6 +6,7 @@ from dfwlayer.methods.active_set import ActiveSet
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.methods.dfw import DFW
 from dfwlayer.methods.frank_wolfe import FrankWolfe
+from dfwlayer.methods.polyhedral import InteriorPoint
 from dfwlayer.methods.projected_newton import ProjectedNewton
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "METHODS",
     "ActiveSet",
     "FrankWolfe",
+    "InteriorPoint",
     "Method",
     "Outcome",
     "Problem",
@@ -25,5 +27,6 @@ METHODS: dict[str, Method] = {
     "auto": ProjectedNewton(),
     "dfw": DFW(),
     "frank-wolfe": FrankWolfe(),
+    "interior-point": InteriorPoint(),
     "projected-newton": ProjectedNewton(),
 }

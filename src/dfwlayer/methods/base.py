@@ -113,7 +113,11 @@ class Outcome(NamedTuple):
 
 
 class Method(Protocol):
-    """A way to solve."""
+    """A way to solve.
+
+    One that needs no point of the set to start from has a true ``starts_anywhere``, one that may
+    find that there is none a true ``proves_empty``.
+    """
 
     @property
     def modes(self) -> tuple[str, ...]:

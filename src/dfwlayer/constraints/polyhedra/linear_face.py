@@ -1,0 +1,119 @@
+"""The local face of a polyhedron, and the linear system on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.face import Face
+from dfwlayer.linalg.face_system import FaceSystem
+from dfwlayer.linalg.quadratic import Saddle
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
+    from dfwlayer.objectives.base import Objective
+
+__all__ = ["LinearFace"]
+
+
+@dataclass(frozen=True)
+class LinearFace(Face):
+    """{x : A x = b, G_j x = h_j for the rows that hold x, x_i at its bound}.
+
+    See `dfwlayer.constraints.Face`. The normals are the k equations and the a rows of G that hold
+    the solution, as many as the most that a problem of the batch has.
+    """
+
+    constraint: Polyhedron  # bound; its tensors are read where a gradient is asked for
+    x: Tensor  # (..., n)
+    free: Tensor  # (..., n)
+    multiplier: Tensor  # (..., k + a)
+    position: Tensor  # (..., a), which rows of G
+    counts: Tensor  # (..., a), whether there is such a row
+    bound: Tensor  # (..., n), 1 for a coordinate held by the upper bound, −1 for the lower one
+
+    @cached_property
+    def normals(self) -> tuple[Tensor, ...]:
+        """Rows of A and G on the free coordinates."""
+        return tuple((self._slopes().detach() * self.free.unsqueeze(-2)).unbind(-2))
+
+    def force(self) -> Tensor:
+        """Aᵀν + Gᵀλ."""
+        return (self.multiplier.unsqueeze(-2) @ self._slopes()).squeeze(-2)
+
+    def excess(self) -> Tensor:
+        """A x − b and G_j x − h_j, in which coordinates at bounds move with these."""
+        x = torch.where(self.free, self.x, self.pinned())
+        return (self._slopes() @ x.unsqueeze(-1)).squeeze(-1) - self._totals()
+
+    def pinned(self) -> Tensor:
+        """The bound that holds a coordinate, or 0."""
+        lower, upper = self.constraint.bounds(self.x)
+        high = torch.where(self.bound > 0, upper, 0)
+        return torch.where(self.bound < 0, lower, high)
+
+    def system(self, objective: Objective) -> FaceSystem | None:
+        """By one factorisation, where the Hessian can be written down."""
+        if self.x.numel() == 0:
+            return None
+        model = objective.model(self.x)
+        if model is None:
+            return None
+        hessian = model.dense().matrix.detach()
+        return _SaddleSystem(objective, self, self.x, hessian)
+
+    def _slopes(self) -> Tensor:  # (..., k + a, n)
+        A, _, G, _ = self.constraint.rows_of(self.x)
+        n = self.x.shape[-1]
+        index = self.position.unsqueeze(-1).expand(*self.position.shape, n)
+        lead = self.x.shape[:-1]
+        picked = torch.gather(G.expand(*lead, *G.shape[-2:]), -2, index)
+        picked = torch.where(self.counts.unsqueeze(-1), picked, 0)
+        return torch.cat((A.expand(*lead, *A.shape[-2:]), picked), -2)
+
+    def _totals(self) -> Tensor:  # (..., k + a)
+        _, b, _, h = self.constraint.rows_of(self.x)
+        lead = self.x.shape[:-1]
+        picked = torch.gather(h.expand(*lead, h.shape[-1]), -1, self.position)
+        return torch.cat((b.expand(*lead, b.shape[-1]), torch.where(self.counts, picked, 0)), -1)
+
+
+@dataclass(frozen=True)
+class _SaddleSystem(FaceSystem):
+    """The system on a face with many normals, for f with a Hessian that need not be definite."""
+
+    matrix: Tensor  # ∇²f in double precision, (n, n) or (B, n, n)
+
+    @cached_property
+    def _saddle(self) -> Saddle:
+        n = self.x.shape[-1]
+        H = self.matrix.reshape(-1, n, n)
+        N = (
+            torch.stack(self.face.normals, -2)
+            if self.face.normals
+            else self.x[..., None, :][..., :0, :]
+        )
+        assert self.face.free is not None
+        free = self.face.free.reshape(-1, n)
+        return Saddle.of(H, N.double().reshape(len(free), -1, n), free)
+
+    def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        n, k = v.shape[-1], c.shape[-1]
+        u, nu = self._saddle.solve(v.double().reshape(-1, n), c.double().reshape(-1, k))
+        return u.to(v.dtype).reshape(v.shape), nu.to(v.dtype).reshape(c.shape)
+
+    def _blank(self, v: Tensor) -> Tensor:
+        return v.new_zeros(*v.shape[:-1], len(self.face.normals))
+
+    def invert(self, v: Tensor) -> Tensor:
+        return self._solved(v, self._blank(v))[0]
+
+    def multiplier(self, rest: Tensor) -> Tensor:
+        return self._solved(rest, self._blank(rest))[1]
+
+    def across(self, c: Tensor) -> Tensor:
+        return self._solved(torch.zeros_like(self.x), c)[0]

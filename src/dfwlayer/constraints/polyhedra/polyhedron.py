@@ -1,0 +1,295 @@
+"""All points that satisfy linear inequalities and equations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
+from dfwlayer.constraints.polyhedra.linear_face import LinearFace
+from dfwlayer.constraints.region import Linear
+from dfwlayer.constraints.retraction import moved_to
+from dfwlayer.linalg.quadratic import Answer, Program, minimise
+from dfwlayer.ops.rows import norm
+from dfwlayer.ops.scale import Scale
+
+__all__ = ["Polyhedron", "face_of_answer"]
+
+ROUNDING = 64  # units in the last place of the terms of a row by which it may be missed
+
+
+@dataclass(frozen=True)
+class Polyhedron(Constraint):
+    """{x : G x ≤ h, A x = b, l ≤ x ≤ u}; any part may be left out.
+
+    Rows may be redundant, depend on each other or be zero. Where no point satisfies all of them the
+    problem ends with status INFEASIBLE, and x is NaN; where f falls for ever, with UNBOUNDED.
+
+    The default method is then "interior-point".
+
+    Args:
+        G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
+        h: A number, (m,) or (B, m); infinity for a row that does not count.
+        A: (k, n) or (B, k, n), dense or sparse.
+        b: A number, (k,) or (B, k).
+        lower: l, a number, (*shape) or (B, *shape); None or −∞ where there is none.
+        upper: u, likewise; None or ∞ where there is none.
+
+    """
+
+    G: Tensor | None = field(default=None, metadata=matrix())
+    h: Value | None = field(
+        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True, apart=True)
+    )
+    A: Tensor | None = field(default=None, metadata=matrix())
+    b: Value | None = field(default=None, metadata=entries(harmless=0.0, grows=True, apart=True))
+    lower: Value | None = field(
+        default=None, metadata=entries(harmless=-math.inf, infinite=True, grows=True)
+    )
+    upper: Value | None = field(
+        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True)
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("G", "A"):
+            value: Any = getattr(self, name)
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                object.__setattr__(self, name, value.to_dense())
+        super().__post_init__()
+        for left, right in (("G", "h"), ("A", "b")):
+            rows, total = getattr(self, left), getattr(self, right)
+            if (rows is None) != (total is None):
+                missing, given = (left, right) if rows is None else (right, left)
+                raise ValueError(f"{missing}: expected a tensor to go with {given}, got None")
+            if rows is None:
+                continue
+            if rows.dim() not in (2, 3):
+                raise ValueError(
+                    f"{left}: expected shape (m, n) or (B, m, n), got {tuple(rows.shape)}"
+                )
+            if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
+                raise ValueError(
+                    f"{right}: expected shape ({rows.shape[-2]},) or (B, {rows.shape[-2]}), one "
+                    f"for each row of {left}, got {tuple(total.shape)}"
+                )
+
+    @property
+    def preferred_method(self) -> str:
+        """What "auto" means for it."""
+        return "interior-point"
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """Rows that have as many entries as the variable."""
+        n = math.prod(shape)
+        values: dict[str, Any] = {}
+        for left, right in (("G", "h"), ("A", "b")):
+            rows, total = getattr(self, left), getattr(self, right)
+            if rows is None:
+                continue
+            if rows.shape[-1] != n:
+                raise ValueError(
+                    f"{left}: expected rows of {n} entries, as many as the variable has, got "
+                    f"{tuple(rows.shape)}"
+                )
+            if not isinstance(total, Tensor):
+                total = torch.tensor(total, dtype=dtype, device=device)
+            if total.dim() == 0:
+                values[right] = total.expand(rows.shape[-2])
+        given = self.changed(**values) if values else self
+        return super(Polyhedron, given).bind(shape, dtype, device)
+
+    # the parts, for vectors like this one (..., n)
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A, b, G and h with no rows where there are none, differentiable."""
+        n = like.shape[-1]
+        blank = like.new_zeros(0, n)
+        A = blank if self.A is None else self.A
+        G = blank if self.G is None else self.G
+        b = blank[:, 0] if self.b is None else tensor_of(self.b)
+        h = blank[:, 0] if self.h is None else tensor_of(self.h)
+        return A, b, G, h
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """l and u, infinite where there are none, differentiable."""
+        low = like.new_full((), -torch.inf) if self.lower is None else tensor_of(self.lower)
+        high = like.new_full((), torch.inf) if self.upper is None else tensor_of(self.upper)
+        return low, high
+
+    def linear(self, like: Tensor) -> Program:
+        """The rows and bounds, with f = 0."""
+        n = like.shape[-1]
+        wide = like.detach().double().reshape(-1, n)
+        batch = len(wide)
+        A, b, G, h = (part.detach().double() for part in self.rows_of(like))
+        lower, upper = (
+            part.detach().double().expand(batch, n).contiguous() for part in self.bounds(like)
+        )
+        return Program(
+            wide.new_zeros(1, n, n),
+            torch.zeros_like(wide),
+            G if G.dim() == 3 else G.unsqueeze(0),
+            h.expand(batch, h.shape[-1]),
+            A if A.dim() == 3 else A.unsqueeze(0),
+            b.expand(batch, b.shape[-1]),
+            lower,
+            upper,
+        )
+
+    def normal_form(self, n: int) -> Sequence[Linear]:
+        """The same as it was given."""
+        return (
+            Linear(
+                n,
+                -math.inf if self.lower is None else self.lower,
+                math.inf if self.upper is None else self.upper,
+                self.G,
+                0.0 if self.h is None else self.h,
+                self.A,
+                0.0 if self.b is None else self.b,
+            ),
+        )
+
+    # what a set writes
+
+    def start(self, like: Tensor) -> Tensor:
+        """The point next to zero."""
+        return self.project(torch.zeros_like(like))
+
+    def vertex(self, g: Tensor) -> Tensor:
+        """By interior-point steps; a linear program has no other closed form."""
+        program = self.linear(g)
+        found = minimise(program._replace(q=g.detach().double().reshape(program.q.shape)))
+        if bool(found.endless.any()):
+            raise ValueError(
+                "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a Polyhedron "
+                "that is not; add bounds, or use the method 'interior-point'"
+            )
+        return _placed(found, g)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """By interior-point steps."""
+        program = self.linear(z)
+        n = z.shape[-1]
+        eye = torch.eye(n, dtype=program.q.dtype, device=z.device).unsqueeze(0)
+        target = z.detach().double().reshape(program.q.shape)
+        return _placed(minimise(program._replace(P=eye, q=-target)), z)
+
+    def retract(self, x: Tensor) -> Tensor:
+        """x where it satisfies all rows to rounding, otherwise the projection."""
+        at = x.detach()
+        outside = self._excess(at) > 0
+        if not bool(outside.any()):
+            return x
+        return moved_to(x, torch.where(outside.unsqueeze(-1), self.project(at), at))
+
+    def violation(self, x: Tensor) -> Tensor:
+        """The largest amount by which a row or a bound is missed."""
+        return self._excess(x.detach(), rounding=0.0)
+
+    def diameter(self, n: int) -> Tensor:
+        """‖u − l‖, or infinity."""
+        lower, upper = self.bounds(self.blank(n))
+        size: Tensor = norm((upper - lower).detach().expand(*lower.shape[:-1], n))
+        return size
+
+    def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> LinearFace:
+        """The rows without slack whose multipliers hold x, found by projecting −g.
+
+        The projection d of −g onto the directions that the rows without slack leave has their
+        multipliers; at a solution d = 0.
+        """
+        program = self.linear(x)
+        at = x.detach().double().reshape(program.q.shape)
+        limits = program.limits
+        slack = torch.where(torch.isfinite(limits), limits - program.across(at), torch.inf)
+        tight = slack <= self._rounding(program, at, x.dtype)
+        m, n = program.G.shape[-2:]
+        cone = program._replace(
+            P=torch.eye(n, dtype=at.dtype, device=at.device).unsqueeze(0),
+            q=g.detach().double().reshape(at.shape),
+            h=torch.where(tight[:, :m], 0, torch.inf),
+            b=torch.zeros_like(program.b),
+            upper=torch.where(tight[:, m : m + n], 0, torch.inf),
+            lower=torch.where(tight[:, m + n :], 0, -torch.inf),
+        )
+        found = minimise(cone)
+        noise = 64 * torch.finfo(x.dtype).eps * g.detach().abs().amax(-1)
+        if scale is not None:
+            noise = torch.maximum(noise, scale.noise.amax(-1))
+        return face_of_answer(self, found, x, noise.reshape(-1))
+
+    def face_of_program(self, found: Answer, x: Tensor, noise: Tensor) -> LinearFace:
+        """By the multipliers of the program."""
+        return face_of_answer(self, found, x, noise)
+
+    def _excess(self, x: Tensor, rounding: float = 1.0) -> Tensor:
+        """By how much the worst row is missed, beyond rounding: (..., n) -> (...)."""
+        program = self.linear(x)
+        at = x.double().reshape(program.q.shape)
+        allowed = rounding * self._rounding(program, at, x.dtype)
+        limits = program.limits
+        over = torch.where(torch.isfinite(limits), program.across(at) - limits, 0)
+        worst = (over - allowed).amax(-1)
+        if program.b.shape[-1]:
+            size = times_abs(program.A, at) + program.b.abs()
+            missed = (program.A @ at.unsqueeze(-1)).squeeze(-1) - program.b
+            least = rounding * ROUNDING * torch.finfo(x.dtype).eps * size
+            worst = torch.maximum(worst, (missed.abs() - least).amax(-1))
+        return worst.clamp_min(0).to(x.dtype).reshape(x.shape[:-1])
+
+    def _rounding(self, program: Program, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """That of the terms of every row."""
+        limits = program.limits
+        terms = torch.cat((times_abs(program.G, x), x.abs(), x.abs()), -1)
+        size = terms + torch.where(torch.isfinite(limits), limits.abs(), 0)
+        return ROUNDING * torch.finfo(dtype).eps * size
+
+
+def times_abs(rows: Tensor, x: Tensor) -> Tensor:
+    """Σ |row| |x|, what a row is the sum of."""
+    return (rows.abs() @ x.abs().unsqueeze(-1)).squeeze(-1)
+
+
+def _placed(found: Answer, like: Tensor) -> Tensor:
+    """Points in the dtype and shape of others, NaN where there is none."""
+    x = torch.where(found.empty.unsqueeze(-1), torch.nan, found.x)
+    return x.to(like.dtype).reshape(like.shape)
+
+
+def face_of_answer(
+    constraint: Polyhedron,
+    found: Answer,
+    x: Tensor,  # (..., n)
+    noise: Tensor,  # (B,), below which a multiplier counts as zero
+) -> LinearFace:
+    """The rows that hold x beyond doubt."""
+    m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
+    lead = x.shape[:-1]
+    lost = (found.empty | found.endless).unsqueeze(-1)
+    holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
+    rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
+    lower, upper = (part.detach() for part in constraint.bounds(x))
+    shut = (lower >= upper).expand(*lead, n).reshape(-1, n)
+    above = above | (shut & ~below)
+    most = int(rows.sum(-1).amax()) if rows.numel() else 0
+    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
+    counts = torch.gather(rows, 1, position)
+    force = torch.where(counts, torch.gather(found.z[:, :m], 1, position), 0)
+    multiplier = torch.where(lost, 0, torch.cat((found.nu, force), -1)).to(x.dtype)
+    bound = above.to(x.dtype) - below.to(x.dtype)
+    return LinearFace(
+        constraint,
+        x,
+        ((bound == 0) & ~lost).reshape(*lead, n),
+        multiplier.reshape(*lead, -1) if multiplier.shape[-1] else multiplier.new_zeros(*lead, 0),
+        position.reshape(*lead, most),
+        counts.reshape(*lead, most),
+        bound.reshape(*lead, n),
+    )

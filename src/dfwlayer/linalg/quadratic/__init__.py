@@ -1,0 +1,7 @@
+"""Quadratic programs: interior-point steps to the face, then the solution on it."""
+
+from dfwlayer.linalg.quadratic.program import Program
+from dfwlayer.linalg.quadratic.saddle import Saddle
+from dfwlayer.linalg.quadratic.solver import Answer, duality_gap, minimise
+
+__all__ = ["Answer", "Program", "Saddle", "duality_gap", "minimise"]
