@@ -1,6 +1,5 @@
 """Small problems over polyhedra in compiled code: against optimality conditions and differences."""
 
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -10,31 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfwlayer as dfw
-from compiled_cases import F32, F64, attempted, close, leaf
-from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Linear
+from compiled_cases import F32, F64, answers, attempted, close, leaf
+from dfwlayer.engines import compiled
 
 INF = float("inf")
-
-
-@dataclass(frozen=True)
-class Rows(Constraint):
-    """{x : l ≤ x ≤ u, G x ≤ h, A x = b}, known by its normal form only."""
-
-    G: torch.Tensor | None = None
-    h: torch.Tensor | float = INF
-    A: torch.Tensor | None = None
-    b: torch.Tensor | float = 0.0
-    lower: torch.Tensor | float = -INF
-    upper: torch.Tensor | float = INF
-
-    def vertex(self, g):
-        raise AssertionError("compiled code has no use for it")
-
-    project = retract = face = vertex
-
-    def normal_form(self, n):
-        return [Linear(n, self.lower, self.upper, self.G, self.h, self.A, self.b)]
 
 
 def random(seed, n, m, k, lead=(), *, box=True, dtype=F64, shared=()):
@@ -62,7 +40,7 @@ def random(seed, n, m, k, lead=(), *, box=True, dtype=F64, shared=()):
 
 
 def problem(P, q, **sides):
-    return dfw.Quadratic(P, q), Rows(**sides)
+    return dfw.Quadratic(P, q), dfw.Polyhedron(**sides)
 
 
 def solved(parts, **options):
@@ -70,6 +48,22 @@ def solved(parts, **options):
     assert found is not None
     assert found.left is None
     return found.solution
+
+
+def by_both(parts, **options):
+    """x and its gradients in every tensor, by compiled code and by tensor operations."""
+    found = [answers(*problem(**parts), **options)]
+    with compiled.using(False):
+        found.append(answers(*problem(**parts), **options))
+    return found
+
+
+def assert_the_same(found, tolerance=1e-9):
+    (own, gradients), (other, right) = found
+    assert torch.equal(own.status, other.status)
+    close(own.x, other.x, tolerance)
+    for one, expected in zip(gradients, right, strict=True):
+        close(one, expected, 100 * tolerance)
 
 
 def rows_of(parts):
@@ -136,8 +130,10 @@ def assert_optimal(parts, x, tolerance):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("n", "m", "k"),
-    [(1, 0, 0), (1, 2, 0), (2, 3, 1), (3, 0, 1), (5, 12, 2), (10, 10, 0), (20, 40, 10)]
-    + [(50, 50, 10), (80, 150, 20), (40, 0, 20)],
+    [
+        *((1, 0, 0), (1, 2, 0), (2, 3, 1), (3, 0, 1), (5, 12, 2), (10, 10, 0), (20, 40, 10)),
+        *((50, 50, 10), (80, 150, 20), (40, 0, 20)),
+    ],
 )
 def test_solutions_meet_the_optimality_conditions(n, m, k, seed, box):
     parts = random(seed, n, m, k, box=box)
@@ -195,7 +191,7 @@ def test_gradients_of_least_squares():
     del inside["P"], inside["q"]
 
     def solution(A, b):
-        found = attempted(dfw.LeastSquares(A, b), Rows(**inside), tol=1e-9)
+        found = attempted(dfw.LeastSquares(A, b), dfw.Polyhedron(**inside), tol=1e-9)
         return found.solution.x
 
     assert torch.autograd.gradcheck(solution, (leaf(A), leaf(b)), eps=1e-6, atol=1e-6)
@@ -207,7 +203,7 @@ def test_projections():
     parts["P"] = torch.eye(12, dtype=F64)
     x = solved(parts).x
     sides = {name: parts[name] for name in parts if name not in ("P", "q")}
-    own = attempted(dfw.Quadratic(None, parts["q"]), Rows(**sides), tol=1e-9).solution.x
+    own = attempted(dfw.Quadratic(None, parts["q"]), dfw.Polyhedron(**sides), tol=1e-9).solution.x
     close(own, x, 1e-12)
     v = torch.cos(torch.arange(12, dtype=F64))
     asked = [parts[name] for name in ("q", *sides)]
@@ -400,3 +396,39 @@ def test_f_that_bends_up_on_the_equations_only():
 def test_any_shape(seed, n, m, k):
     parts = random(seed, n, m, min(k, n // 2), box=bool(seed % 2))
     assert_optimal(parts, solved(parts).x, 4 * torch.finfo(F64).eps)
+
+
+@pytest.mark.parametrize("shared", [(), ("P", "G", "A")], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("n", "m", "k"), [(3, 4, 1), (8, 12, 2), (15, 10, 4)])
+def test_agrees_with_tensor_operations(n, m, k, seed, shared):
+    assert_the_same(by_both(random(seed, n, m, k, (3,), shared=shared)))
+
+
+def test_agrees_on_rows_and_equations_that_depend_on_others():
+    """What they carry is shared alike."""
+    parts = random(10, 9, 6, 3, (3,))
+    parts |= {
+        "A": leaf(torch.cat([parts["A"], parts["A"][:, :1] + parts["A"][:, 1:2]], 1).detach()),
+        "b": leaf(torch.cat([parts["b"], parts["b"][:, :1] + parts["b"][:, 1:2]], 1).detach()),
+        "G": leaf(torch.cat([parts["G"], parts["G"]], 1).detach()),
+        "h": leaf(torch.cat([parts["h"], parts["h"]], 1).detach()),
+    }
+    assert codes(parts) == [False] * 3
+    assert_the_same(by_both(parts))
+
+
+def test_agrees_where_problems_are_left():
+    parts = random(8, 6, 5, 2, (5,))
+    bad = {name: part.detach().clone() for name, part in parts.items()}
+    bad["G"][0, 1], bad["h"][0, 1] = -bad["G"][0, 0], -bad["h"][0, 0] - 1
+    bad["lower"][3, 2] = bad["upper"][3, 2] + 1
+    bad["A"][4, 1], bad["b"][4, 1] = bad["A"][4, 0], bad["b"][4, 0] + 1
+    bad = {name: leaf(part) for name, part in bad.items()}
+    (own, gradients), (other, right) = by_both(bad, tol=1e-9)
+    assert own.status.tolist() == other.status.tolist()
+    good = own.status == 0
+    assert good.tolist() == [False, True, True, False, False]
+    close(own.x[good], other.x[good], 1e-10)
+    for one, expected in zip(gradients, right, strict=True):
+        close(one, expected, 1e-8)

@@ -67,7 +67,10 @@ class Polyhedra:
         return Adjoint(u, nu, None)
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
-        """Of −⟨u, Gᵀλ + Eᵀμ⟩ − Σ ν_j (⟨n_j, x⟩ − c_j), where a bound is the side it is held at."""
+        """Of −⟨u, Gᵀλ + Eᵀμ⟩ − Σ ν_j (⟨n_j, x⟩ − c_j), and x_i moves with its bound.
+
+        That is the one that holds it, and the upper one where l = u and neither does.
+        """
         form, k = self.form, self.E.shape[1]
         ties = k + self.G.shape[1]
         gradients: Gradients = []
@@ -83,8 +86,8 @@ class Polyhedra:
             gradients += [of_matrix, summed(side, nu) if own[1] else None]
         force, nu = found.multipliers[:, ties:], adjoint.nu[:, ties:]
         for value, at, want in (
-            (form.lower, force <= 0, asked[4]),
-            (form.upper, force > 0, asked[5]),
+            (form.lower, force < 0, asked[4]),
+            (form.upper, force >= 0, asked[5]),
         ):
             gradients.append(summed(value, np.where(at, nu, 0.0)) if want else None)
         return gradients

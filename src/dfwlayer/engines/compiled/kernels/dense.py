@@ -114,9 +114,10 @@ def add_rows(y, c, rows, count, n):
     """y += Σ_i c_i rows_i over the first so many rows and n columns, four rows at a time."""
     i = 0
     while i + 4 <= count:
-        a, b, c_2, c_3 = c[i], c[i + 1], c[i + 2], c[i + 3]
+        s, t, u, v = c[i], c[i + 1], c[i + 2], c[i + 3]
         for j in range(n):
-            y[j] += a * rows[i, j] + b * rows[i + 1, j] + c_2 * rows[i + 2, j] + c_3 * rows[i + 3, j]
+            upper = s * rows[i, j] + t * rows[i + 1, j]
+            y[j] += upper + u * rows[i + 2, j] + v * rows[i + 3, j]
         i += 4
     while i < count:
         add(y, c[i], rows[i], n)

@@ -30,7 +30,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
 )
 from dfwlayer.engines.compiled.kernels.rows import levels
 
-__all__ = ["Held", "climb", "hold", "join", "prepared", "refine"]
+__all__ = ["Held", "climb", "combined", "hold", "join", "prepared", "refine"]
 
 NOWHERE = np.int64(-1)  # a plain −1 would be a type of its own, for which all is compiled again
 DEPENDENT = 1e-10  # what is left of a unit normal beside those of others, if it depends on them
@@ -120,6 +120,14 @@ def join(columns, place, side, held, count):
         return False
     _append(held, count, square, place, side, 0.0)
     return True
+
+
+@kernel
+def combined(columns, place, held, count):
+    """The combination of the rows that are held which is that of a column: in ``along``."""
+    _take_normal(columns, place, 1.0, held)
+    times(held.Q, held.normal, held.along[:count])
+    backward(held.T, held.along, count)
 
 
 @kernel

@@ -9,11 +9,12 @@ from dfwlayer.engines.compiled.kernels.dense import (
     backward,
     copy,
     dot,
+    factor,
     forward,
     kernel,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.dual import join, refine
+from dfwlayer.engines.compiled.kernels.dual import combined, join, refine
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
     DOUBLE,
@@ -22,12 +23,13 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     SINGLE,
     rounded,
 )
-from dfwlayer.engines.compiled.kernels.rows import add_row, row_and_size
+from dfwlayer.engines.compiled.kernels.rows import add_row, largest_of, row_and_size
 
-__all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle"]
+__all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "share"]
 
 OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
 CLOSE = 2.0  # units of rounding of its terms that a row which is held is off by
+SAME = 1e-8  # what a combination of unit normals may be off by from being one of them
 APART = 1e-6  # what is left of a unit normal beside others that it does not depend on
 MOST = 8  # corrections; two or three are needed
 
@@ -38,12 +40,11 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
 
     Each one solves P d + Σ ν_j n_j = −(∇f + Σ λ_j n_j), ⟨n_j, d⟩ = c_j − ⟨n_j, x⟩ with what is at
     hand of LLᵀ = P, and so takes away what rounding, or an L that is not quite that of P, has left.
-    Returns the length of the last one, in the metric of f, what it did to the forces, and by how
-    many units of rounding a row is off.
+    Returns the length of the last one, in the metric of f, and what it did to the forces.
     """
     E, G, which, low, high, lengths = rows
     n, base = len(x), len(E) + len(G)
-    moved = shaken = off = np.inf
+    moved = shaken = np.inf
     for trial in range(MOST):
         off = 0.0
         for i in range(count):
@@ -73,7 +74,7 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
             c = held.places[i]
             if which[c] >= base:
                 x[which[c] - base] = high[c] if held.sides[i] > 0 else low[c]
-    return moved, shaken, off
+    return moved, shaken
 
 
 @kernel
@@ -81,9 +82,11 @@ def judge(rows, columns, width, held, count, state, x, blur):
     """Hold the rows as well that are met to rounding; how many are held then, or why it fails.
 
     That is −LOST if a row is violated, and −DOUBTED if the normals of those that are met depend on
-    each other: then there is more than one set of multipliers. ``blur`` is what y may be off by.
+    each other: then there is more than one set of multipliers. Only rows of G that are the same are
+    told from that, and what holds one of them is shared. ``blur`` is what y may be off by.
     """
-    _, _, which, low, high, lengths = rows
+    E, G, which, low, high, lengths = rows
+    first, end = len(E), len(E) + len(G)
     for c in range(width):
         if state[c] == HELD:
             continue
@@ -97,12 +100,65 @@ def judge(rows, columns, width, held, count, state, x, blur):
         elif not slack > noise:
             if slack < -noise:
                 return -LOST
-            if not join(columns, c, 1.0 if above < below else -1.0, held, count):
-                return -DOUBTED
-            if held.T[count, count] < APART:
-                return -DOUBTED
-            count += 1
+            if join(columns, c, 1.0 if above < below else -1.0, held, count):
+                if held.T[count, count] < APART:
+                    return -DOUBTED
+                count += 1
+                continue
+            combined(columns, c, held, count)
+            for i in range(count):
+                part = held.along[i]
+                twin = abs(part - 1) <= SAME and first <= which[held.places[i]] < end
+                if abs(part) > SAME and not (twin and first <= which[c] < end):
+                    return -DOUBTED
+            state[c] = DEPENDS
     return count
+
+
+@kernel
+def share(rows, columns, width, held, count, state, values):
+    """Among rows that depend on others, what these carry: the values of least norm.
+
+    The values (·,) of the rows that are held become those with the same Σ v_j n_j for which the
+    sum of (|n_j| v_j)² is least, |n_j| the largest entry, but for bounds.
+    """
+    n, base, which, lengths = len(held.normal), len(rows.E) + len(rows.G), rows.which, rows.lengths
+    some = 0
+    for c in range(width):
+        some += 1 if state[c] == DEPENDS else 0
+    if some == 0:
+        return
+    parts, index = np.zeros((some, count)), np.empty(some, np.int64)
+    gram, right, weights = np.empty((some, some)), np.empty(some), np.zeros(count)
+    for i in range(count):
+        row = which[held.places[i]]
+        if row < base:
+            weights[i] = largest_of(rows, row, n) ** 2
+    some = 0
+    for c in range(width):
+        if state[c] == DEPENDS:
+            combined(columns, c, held, count)
+            for i in range(count):
+                unit = lengths[c] / lengths[held.places[i]]
+                parts[some, i] = held.along[i] * held.sides[i] * unit
+            index[some] = which[c]
+            some += 1
+    for a in range(some):
+        right[a] = 0.0
+        for i in range(count):
+            right[a] += weights[i] * parts[a, i] * values[which[held.places[i]]]
+        for b in range(a + 1):
+            gram[a, b] = largest_of(rows, index[a], n) ** 2 if a == b else 0.0
+            for i in range(count):
+                gram[a, b] += weights[i] * parts[a, i] * parts[b, i]
+    if not factor(gram, some):
+        return
+    forward(gram, right, some)
+    backward(gram, right, some)
+    for a in range(some):
+        values[index[a]] = right[a]
+        for i in range(count):
+            values[which[held.places[i]]] -= right[a] * parts[a, i]
 
 
 @kernel

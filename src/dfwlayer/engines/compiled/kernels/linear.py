@@ -36,6 +36,7 @@ from dfwlayer.engines.compiled.kernels.judged import (
     judge,
     polish,
     settle,
+    share,
 )
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
@@ -73,10 +74,10 @@ def _fit(P, q):
         largest = total if not total <= largest else largest  # keeps a NaN
     if not SMALLEST < largest < LARGEST:
         return False
+    sound = True
     for i in range(len(q)):
-        if not abs(q[i]) < LARGEST:
-            return False
-    return True
+        sound = sound and abs(q[i]) < LARGEST
+    return sound
 
 
 @kernel
@@ -231,11 +232,9 @@ def _on_disk(stamp):
                 backward(L, point, n)
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
-            moved = shaken = off = 0.0
+            moved = shaken = 0.0
             for turn in range(2):
-                moved, shaken, off = polish(
-                    own_P, own_q, own_A, own_b, rows, L, held, count, point, z
-                )
+                moved, shaken = polish(own_P, own_q, own_A, own_b, rows, L, held, count, point, z)
                 if turn == 0:
                     blur = 4 * (moved + DOUBLE * size)
                     met = judge(rows, columns, width, held, count, state, point, blur)
@@ -262,6 +261,7 @@ def _on_disk(stamp):
             if code != SOLVED:
                 codes[0, b] = code
                 continue
+            share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             gap = gap_of(rows, width, lower, upper, L, found, point, g, z)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
@@ -293,8 +293,9 @@ def _on_disk(stamp):
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         held, columns = prepared(n), np.empty((n, total_rows))
-        z, w, lengths = np.empty(n), np.empty(n), np.empty(total_rows)
-        which, kind = np.empty(total_rows, np.int64), 0
+        z, lengths = np.empty(n), np.empty(total_rows)
+        which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
+        kind = 0
         for b in range(first, end):
             out, total = u[b], 0.0
             for i in range(n):
@@ -323,8 +324,9 @@ def _on_disk(stamp):
             count = NOTHING
             for turn in range(2):  # as in the search, so that the same equations depend on others
                 for c in range(base if turn == 0 else 0, width if turn == 0 else base):
-                    count += 1 if join(columns, c, 1.0, held, count) else 0
-            for trial in range(2):  # the second time for the rounding of the first
+                    state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
+                    count += 1 if state[c] == HELD else 0
+            for _ in range(2):  # the second time for the rounding of the first
                 product(own_P, out, z)
                 for i in range(n):
                     z[i] = v[b, i] - z[i]
@@ -343,6 +345,7 @@ def _on_disk(stamp):
                     nu[b, which[c]] += held.along[i] / lengths[c]
                     if which[c] >= ties:
                         out[which[c] - ties] = 0.0
+            share(rows, columns, width, held, count, state, nu[b])
 
     return search, adjoint
 

@@ -17,7 +17,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.dense import add, add_rows, fill, kernel, summing
 from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
 
-__all__ = ["Rows", "add_row", "levels", "listed", "reduced", "row_and_size"]
+__all__ = ["Rows", "add_row", "largest_of", "levels", "listed", "reduced", "row_and_size"]
 
 
 class Rows(NamedTuple):
@@ -65,6 +65,15 @@ def add_row(rows, row, c, out):
         out[row - k - m] += c
 
 
+@kernel
+def largest_of(rows, row, n):
+    """The largest entry of a row."""
+    k, m = len(rows.E), len(rows.G)
+    if row < k:
+        return _largest(rows.E[row], n)
+    return _largest(rows.G[row - k], n) if row < k + m else 1.0
+
+
 @summing
 def _largest(row, n):
     """The largest entry, which is NaN if one of them is."""
@@ -88,7 +97,7 @@ def listed(rows, e, h, lower, upper):
     count = 0
     for row in range(k + m):
         equation = row < k
-        largest = _largest(E[row], n) if equation else _largest(G[row - k], n)
+        largest = largest_of(rows, row, n)
         side = e[row] if equation else h[row - k]
         if not largest < LARGEST or not (abs(side) < LARGEST or (side == np.inf and not equation)):
             return -1, 0
