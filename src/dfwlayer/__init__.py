@@ -21,7 +21,7 @@ from dfwlayer.constraints import (
     project_l1_box,
 )
 from dfwlayer.layer import DFWLayer
-from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, InteriorPoint, ProjectedNewton
+from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton, SequentialQP
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
 from dfwlayer.solution import Progress, Solution, SolveError, Status
 from dfwlayer.solve import solve, warm_up
@@ -45,7 +45,6 @@ __all__ = [
     "ExactStep",
     "FrankWolfe",
     "GroupBall",
-    "InteriorPoint",
     "KSparse",
     "L1Box",
     "LeastSquares",
@@ -59,6 +58,7 @@ __all__ = [
     "ProjectedNewton",
     "Quadratic",
     "SchattenBall",
+    "SequentialQP",
     "Shifted",
     "ShortStep",
     "Simplex",

@@ -198,6 +198,46 @@ CASES["portfolio with leverage"] = SetCase(
 )
 
 
+def _rows(gen: Generator, rows: int) -> dict[str, Tensor]:
+    """Five inequalities, an equation and bounds around a point, with room in the inequalities."""
+    x = 0.3 * torch.randn(rows, 8, generator=gen, dtype=F64)
+    G = torch.randn(rows, 5, 8, generator=gen, dtype=F64)
+    A = torch.randn(rows, 1, 8, generator=gen, dtype=F64)
+    return {
+        "G": G,
+        "h": (G @ x[..., None])[..., 0] + uniform(gen, rows, 5, low=0.2, high=0.8),
+        "A": A,
+        "b": (A @ x[..., None])[..., 0],
+        "lower": x - uniform(gen, rows, 8),
+        "upper": x + uniform(gen, rows, 8),
+    }
+
+
+CASES["Polyhedron"] = SetCase(
+    _rows,
+    lambda p: dfw.Polyhedron(p["G"], p["h"], p["A"], p["b"], p["lower"], p["upper"]),
+    lambda x, p: [
+        p["G"] @ x <= p["h"],
+        p["A"] @ x == p["b"],
+        x >= p["lower"],
+        x <= p["upper"],
+    ],
+    lambda x, p: above(
+        (p["G"] @ x - p["h"]) / (np.abs(p["G"]) @ np.abs(x) + np.abs(p["h"])),
+        np.abs(p["A"] @ x - p["b"]) / (np.abs(p["A"]) @ np.abs(x) + np.abs(p["b"])),
+        p["lower"] - x,
+        x - p["upper"],
+    ),
+    methods=("auto", "frank-wolfe"),
+    bad=(
+        ({"G": torch.ones(5, 7, dtype=F64)}, "G: expected rows of 8 entries"),
+        ({"h": torch.ones(4, dtype=F64)}, "h: expected shape"),
+        ({"A": None}, "A: expected a tensor to go with b, got None"),
+        ({"lower": "1"}, "lower: expected a number or a tensor, got str"),
+    ),
+)
+
+
 # ---------------------------------------------------------------------------------------------
 # sets made of others
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
+from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.linalg.hull import Descent
-from dfwlayer.linalg.quadratic import Answer, Program
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 
@@ -378,14 +378,11 @@ class Constraint(ABC):
             if isinstance(value := getattr(self, name), Tensor)
         )
 
-    def linear(self, like: Tensor) -> Program | None:
-        """A bound set for vectors like these (..., n) as linear rows, with f = 0."""
-        return None
+    def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> Minimum | None:
+        """The minimiser of ½ xᵀPx + qᵀx over a bound set, for vectors like these (..., n).
 
-    def face_of_program(self, found: Answer, x: Tensor, noise: Tensor) -> Face | None:
-        """The face at x (..., n), where a program over `linear` has found it.
-
-        A multiplier below its noise (B,) counts as zero. None to tell it by `face`.
+        P is (n, n) or (B, n, n) and q (B, n), in double precision; ``most`` is the number of steps
+        after which any point of the set will do.
         """
         return None
 

@@ -6,19 +6,19 @@ from dfwlayer.methods.active_set import ActiveSet
 from dfwlayer.methods.base import Method, Outcome, Problem, Settings
 from dfwlayer.methods.dfw import DFW
 from dfwlayer.methods.frank_wolfe import FrankWolfe
-from dfwlayer.methods.polyhedral import InteriorPoint
 from dfwlayer.methods.projected_newton import ProjectedNewton
+from dfwlayer.methods.sequential import SequentialQP
 
 __all__ = [
     "DFW",
     "METHODS",
     "ActiveSet",
     "FrankWolfe",
-    "InteriorPoint",
     "Method",
     "Outcome",
     "Problem",
     "ProjectedNewton",
+    "SequentialQP",
     "Settings",
 ]
 
@@ -27,6 +27,6 @@ METHODS: dict[str, Method] = {
     "auto": ProjectedNewton(),
     "dfw": DFW(),
     "frank-wolfe": FrankWolfe(),
-    "interior-point": InteriorPoint(),
     "projected-newton": ProjectedNewton(),
+    "sqp": SequentialQP(),
 }

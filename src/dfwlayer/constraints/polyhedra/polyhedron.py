@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.quadratic import Answer, Program, minimise
+from dfwlayer.linalg.quadratic import Answer, Program, duality_gap, minimise
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
@@ -31,7 +32,7 @@ class Polyhedron(Constraint):
     Rows may be redundant, depend on each other or be zero. Where no point satisfies all of them the
     problem ends with status INFEASIBLE, and x is NaN; where f falls for ever, with UNBOUNDED.
 
-    The default method is then "interior-point".
+    The default method is then "sqp".
 
     Args:
         G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
@@ -82,7 +83,7 @@ class Polyhedron(Constraint):
     @property
     def preferred_method(self) -> str:
         """What "auto" means for it."""
-        return "interior-point"
+        return "sqp"
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Rows that have as many entries as the variable."""
@@ -169,7 +170,7 @@ class Polyhedron(Constraint):
         if bool(found.endless.any()):
             raise ValueError(
                 "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a Polyhedron "
-                "that is not; add bounds, or use the method 'interior-point'"
+                "that is not; add bounds, or use the method 'sqp'"
             )
         return _placed(found, g)
 
@@ -225,9 +226,13 @@ class Polyhedron(Constraint):
             noise = torch.maximum(noise, scale.noise.amax(-1))
         return face_of_answer(self, found, x, noise.reshape(-1))
 
-    def face_of_program(self, found: Answer, x: Tensor, noise: Tensor) -> LinearFace:
-        """By the multipliers of the program."""
-        return face_of_answer(self, found, x, noise)
+    def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
+        """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
+        n = like.shape[-1]
+        program = self.linear(like)._replace(P=P.reshape(-1, n, n), q=q)
+        found = minimise(program, most)
+        known = found.x, found.exact, found.empty, found.endless, found.steps
+        return _Minimum(*known, self, program, found)
 
     def _excess(self, x: Tensor, rounding: float = 1.0) -> Tensor:
         """By how much the worst row is missed, beyond rounding: (..., n) -> (...)."""
@@ -250,6 +255,19 @@ class Polyhedron(Constraint):
         terms = torch.cat((times_abs(program.G, x), x.abs(), x.abs()), -1)
         size = terms + torch.where(torch.isfinite(limits), limits.abs(), 0)
         return ROUNDING * torch.finfo(dtype).eps * size
+
+
+@dataclass(frozen=True)
+class _Minimum(Minimum):
+    constraint: Polyhedron
+    program: Program
+    answer: Answer
+
+    def gap(self, x: Tensor, gradient: Tensor) -> Tensor:
+        return duality_gap(self.program, self.answer, x, gradient)
+
+    def face(self, x: Tensor, noise: Tensor) -> LinearFace:
+        return face_of_answer(self.constraint, self.answer, x, noise)
 
 
 def times_abs(rows: Tensor, x: Tensor) -> Tensor:
@@ -288,7 +306,7 @@ def face_of_answer(
         constraint,
         x,
         ((bound == 0) & ~lost).reshape(*lead, n),
-        multiplier.reshape(*lead, -1) if multiplier.shape[-1] else multiplier.new_zeros(*lead, 0),
+        multiplier.reshape(*lead, multiplier.shape[-1]),
         position.reshape(*lead, most),
         counts.reshape(*lead, most),
         bound.reshape(*lead, n),

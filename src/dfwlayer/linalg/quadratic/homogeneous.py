@@ -60,10 +60,10 @@ class _Point(NamedTuple):
         return _Point(*(torch.where(mask, a, b) for a, b in zip(self, other, strict=True)))
 
 
-def interior(program: Program) -> Interior:
+def interior(program: Program, most: int = STEPS) -> Interior:
     """Mehrotra's predictor and corrector, from a start that the data suggest.
 
-    The program should be in units (`in_units`).
+    The program should be in units (`in_units`); ``most`` is the largest number of steps.
     """
     rows = _Rows(program)
     at = rows.start()
@@ -71,7 +71,7 @@ def interior(program: Program) -> Interior:
     least = torch.full_like(at.tau[:, 0], torch.inf)
     done = torch.zeros_like(least, dtype=torch.bool)
     empty, endless, stuck = done, done, torch.zeros_like(steps)
-    for _ in range(STEPS):
+    for step in range(min(most, STEPS) + 1):
         state = rows.look(at)
         better = ~done & (state.off < least)
         stuck = torch.where(state.off < 0.5 * least, 0, stuck + (least < CLOSE))
@@ -82,7 +82,7 @@ def interior(program: Program) -> Interior:
         best = at.chosen(proof, best)
         empty, endless = empty | new_empty, endless | new_endless
         done = done | (least <= ENOUGH) | empty | endless | (stuck >= PATIENCE)
-        if bool(done.all()):
+        if step == most or bool(done.all()):
             break
         by, length = rows.step(at, state)
         length = torch.where(done.unsqueeze(-1), 0, length)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.faces import on_face
-from dfwlayer.linalg.quadratic.homogeneous import cholesky, interior
+from dfwlayer.linalg.quadratic.homogeneous import STEPS, cholesky, interior
 from dfwlayer.linalg.quadratic.program import Program, in_units, times
 
 __all__ = ["Answer", "duality_gap", "minimise"]
@@ -29,13 +29,21 @@ class Answer(NamedTuple):
     steps: Tensor  # (B,)
 
 
-def minimise(program: Program) -> Answer:
-    """Solve B programs, each of which may have a solution, no feasible point, or no least value."""
+def minimise(program: Program, most: int = STEPS) -> Answer:
+    """Solve B programs, each of which may have a solution, no feasible point, or no least value.
+
+    After ``most`` steps it ends with a feasible point wherever it is.
+    """
+    if not len(program.q):
+        x, limits = program.q, program.limits
+        count = torch.zeros_like(x[:, 0], dtype=torch.long)
+        none = count > 0
+        return Answer(x, program.b, limits, limits.isnan(), none, none, none, count)
     fixed = program.lower >= program.upper
     crossed = (program.lower > program.upper).any(-1)
     reduced = _without(program, fixed & ~crossed.unsqueeze(-1))
     scaled, units = in_units(reduced)
-    found = interior(scaled)
+    found = interior(scaled, most)
     corner = on_face(scaled, found)
     m, n = program.G.shape[-2:]
     x = corner.x * units.x
@@ -154,15 +162,20 @@ def _crossed(program: Program, answer: Answer, crossed: Tensor) -> Answer:
 
 
 def _somewhere(program: Program, answer: Answer) -> Answer:
-    """A feasible point for the problems whose f falls for ever."""
-    if not bool(answer.endless.any()):
+    """A feasible point for the problems whose f falls for ever or that were not solved."""
+    lost = ~(answer.exact | answer.empty)
+    if not bool(lost.any()):
         return answer
-    index = answer.endless.nonzero().squeeze(-1)
+    index = lost.nonzero().squeeze(-1)
     part = program.some(index)
-    eye = torch.eye(part.q.shape[-1], dtype=part.q.dtype, device=part.q.device)
-    near = minimise(part._replace(P=eye.unsqueeze(0), q=torch.zeros_like(part.q)))
+    eye = torch.eye(part.q.shape[-1], dtype=part.q.dtype, device=part.q.device).unsqueeze(0)
+    endless = answer.endless[index]
+    near = torch.where(endless.unsqueeze(-1), 0, answer.x[index])
+    if bool((eye == part.P).all()) and bool((part.q == -near).all()):
+        return answer  # that was the question
+    found = minimise(part._replace(P=eye, q=-near))
     return answer._replace(
-        x=answer.x.index_copy(0, index, near.x),
-        empty=answer.empty.index_copy(0, index, near.empty),
-        endless=answer.endless.index_copy(0, index, ~near.empty),
+        x=answer.x.index_copy(0, index, torch.where(found.exact.unsqueeze(-1), found.x, near)),
+        empty=answer.empty.index_copy(0, index, found.empty),
+        endless=answer.endless.index_copy(0, index, endless & ~found.empty),
     )

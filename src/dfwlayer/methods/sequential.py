@@ -1,0 +1,201 @@
+"""One quadratic program after the other, for sets that know how to solve these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.minimum import Minimum
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.objectives.model import Model
+from dfwlayer.ops.matrices import times
+from dfwlayer.solution import Status
+
+__all__ = ["SequentialQP"]
+
+SHORTEST = 2.0**-40  # step of a line search
+ENOUGH = 1e-4  # of the decrease that a model promises
+FLOOR = int(Status.ROUNDING_FLOOR)
+
+
+@dataclass(frozen=True)
+class SequentialQP:
+    """Minimise the quadratic model of f over the set, move towards that point, and again.
+
+    For a quadratic f that is one program. Sets that know how to minimise a quadratic function say
+    so (`dfwlayer.constraints.Constraint.minimised`): the solution to rounding, a proof that no
+    point is feasible, or that f falls for ever. For an f that is not quadratic these are the steps
+    of Newton's method, with a line search. The certificate is that of Lagrangian duality.
+    """
+
+    modes: ClassVar[tuple[str, ...]] = ("implicit",)
+    compiles: ClassVar[bool] = True
+    starts_anywhere: ClassVar[bool] = True
+    proves_empty: ClassVar[bool] = True
+
+    def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+        """Solve from x (..., n), which matters for an f that is not quadratic only."""
+        if settings.max_steps == 0:
+            return _start(problem, x)
+        if problem.objective.quadratic:
+            return _quadratic(problem, x, settings)
+        return _newton(problem, x, settings)
+
+
+def _model(problem: Problem, x: Tensor) -> Model:
+    """The quadratic model of f at x, in double precision."""
+    model = problem.objective.model(x)
+    if model is None:
+        raise ValueError(
+            f"objective: the method 'sqp' writes ∇²f down, which is too large for n = {x.shape[-1]}"
+            " here"
+        )
+    model = model.dense()
+    count = x.numel() // x.shape[-1]
+    linear = model.linear.expand(count, x.shape[-1])
+    matrix = 0.5 * (model.matrix + model.matrix.mT)
+    return Model(matrix, linear, factored=False, design=model.design, target=model.target)
+
+
+def _minimum(problem: Problem, model: Model, x: Tensor, most: int) -> Minimum:
+    found = problem.constraint.minimised(model.matrix, model.linear, x, most)
+    if found is None:
+        raise ValueError(
+            "method: 'sqp' is for sets that can minimise a quadratic function, such as Polyhedron "
+            f"and Intersection, got {type(problem.constraint).__name__}; use 'auto'"
+        )
+    return found
+
+
+def _quadratic(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+    model = _model(problem, x)
+    count, n = model.linear.shape
+    bent_down = _bends_down(model.matrix, settings, x.dtype).expand(count)
+    if bool(bent_down.any()):  # a feasible point is all that can be had
+        eye = torch.eye(n, dtype=model.linear.dtype, device=x.device)
+        matrix = torch.where(bent_down[:, None, None], eye, model.matrix)
+        model = Model(matrix, model.linear, factored=False)
+    found = _minimum(problem, model, x, settings.max_steps)
+    status = _status(found, settings.max_steps)
+    status = torch.where(bent_down & ~found.empty, int(Status.NOT_CONVEX), status)
+    return _outcome(problem, model, found, x, status, found.steps, settings)
+
+
+def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
+    objective, n = problem.objective, x.shape[-1]
+    lead = x.shape[:-1]
+    at = problem.constraint.retract(x)
+    at = torch.where(torch.isfinite(at).all(-1, keepdim=True), at, x)
+    steps = torch.zeros(x.numel() // n, dtype=torch.long, device=x.device)
+    going = torch.ones_like(steps, dtype=torch.bool)
+    model = _model(problem, at)
+    found = _minimum(problem, model, at, LONG)
+    status = _status(found, LONG)
+    for _ in range(settings.max_steps):
+        value, gradient = objective.value_and_gradient(at)
+        if settings.stopped(problem, at, value, gradient, steps.reshape(lead)):
+            status = torch.where(going, int(Status.STOPPED), status)
+            break
+        there = found.x.to(x.dtype).reshape(at.shape)
+        way = there - at
+        slope = (gradient * way).sum(-1)
+        size = value.abs() + (gradient.abs() * way.abs()).sum(-1)
+        rounding = 4 * torch.finfo(x.dtype).eps * size
+        sound = ~(found.empty | found.endless)
+        going = going & sound & (-slope > rounding).reshape(-1)
+        if not bool(going.any()):
+            break
+        length = torch.ones_like(value)
+        short = going.reshape(lead)
+        while bool(short.any()):
+            trial = objective.value(at + length.unsqueeze(-1) * way)
+            fits = trial <= value + ENOUGH * length * slope + rounding
+            short = short & ~fits & (length > SHORTEST)
+            length = torch.where(short, 0.5 * length, length)
+        moved = torch.where(length.unsqueeze(-1) == 1, there, at + length.unsqueeze(-1) * way)
+        at = torch.where(going.reshape(lead).unsqueeze(-1), moved, at)
+        steps = steps + going
+        model = _model(problem, at)
+        found = _minimum(problem, model, at, LONG)
+        status = _status(found, LONG)
+    else:
+        status = torch.where(going & (status == FLOOR), int(Status.MAX_STEPS), status)
+    # the multipliers are those of the last model, whose minimiser x is to rounding
+    arrived = (found.exact & ~going).unsqueeze(-1)
+    found = found.moved(torch.where(arrived, found.x, at.double().reshape(-1, n)))
+    return _outcome(problem, model, found, x, status, steps, settings)
+
+
+LONG = 10**6  # steps of a single program, which has its own limits
+
+
+def _status(found: Minimum, most: int) -> Tensor:
+    ended = torch.where(found.steps >= most, int(Status.MAX_STEPS), int(Status.STALLED))
+    status = torch.where(found.exact, FLOOR, ended)
+    status = torch.where(found.endless, int(Status.UNBOUNDED), status)
+    return torch.where(found.empty, int(Status.INFEASIBLE), status)
+
+
+def _outcome(
+    problem: Problem,
+    model: Model,
+    found: Minimum,
+    like: Tensor,
+    status: Tensor,  # (B,)
+    steps: Tensor,  # (B,)
+    settings: Settings,
+) -> Outcome:
+    """The point in the dtype that was asked for, certified as it is there."""
+    lead = like.shape[:-1]
+    x = found.x.to(like.dtype).reshape(like.shape)
+    at = x.double().reshape(found.x.shape)
+    value, gradient = problem.objective.value_and_gradient(x)
+    slope = model.gradient(at)
+    gap = found.gap(at, slope)
+    gap = torch.where((status == Status.NOT_CONVEX) | found.empty | found.endless, torch.inf, gap)
+    least = value.double().reshape(-1).abs().clamp_min(torch.finfo(x.dtype).tiny)
+    proven = gap <= settings.tol * least
+    open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
+    open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
+    status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
+    terms = slope.abs().amax(-1) + times(model.matrix.abs(), at.abs()).amax(-1)
+    noise = 64 * torch.finfo(x.dtype).eps * terms
+    return Outcome(
+        x,
+        steps.reshape(lead),
+        status.reshape(lead),
+        value,
+        gradient,
+        _above(gap, x.dtype).reshape(lead),
+        found.face(x, noise),
+    )
+
+
+def _above(gap: Tensor, dtype: torch.dtype) -> Tensor:
+    """In another dtype and not smaller."""
+    out = gap.to(dtype)
+    return out if dtype == gap.dtype else out * (1 + torch.finfo(dtype).eps)
+
+
+def _bends_down(P: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
+    """(B,) or (), whether P has a negative eigenvalue beyond rounding."""
+    rounding = 8 * max(settings.resolution, torch.finfo(dtype).eps) * P.shape[-1] ** 0.5
+    shift = rounding * P.abs().amax((-2, -1)).clamp_min(1e-300)
+    shifted = P + torch.diag_embed(shift.unsqueeze(-1).expand(P.shape[:-1]))
+    bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
+    return bent
+
+
+def _start(problem: Problem, x: Tensor) -> Outcome:
+    """The point of the set next to x."""
+    n = x.shape[-1]
+    eye = torch.eye(n, dtype=torch.float64, device=x.device)
+    near = _minimum(problem, Model(eye, -x.double().reshape(-1, n), factored=False), x, LONG)
+    inside = problem.constraint.violation(x) == 0
+    at = torch.where(inside.unsqueeze(-1), x, near.x.to(x.dtype).reshape(x.shape))
+    none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+    empty = near.empty.reshape(x.shape[:-1])
+    return Outcome(at, none, torch.where(empty, int(Status.INFEASIBLE), int(Status.MAX_STEPS)))
