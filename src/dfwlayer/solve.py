@@ -12,6 +12,7 @@ from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, sho
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines import ENGINES, compiled
@@ -121,14 +122,15 @@ def warm_up() -> bool:
         eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         q.requires_grad_()
         wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
-        for objective, p in (
-            (Quadratic(eye, q), 1.0),  # flat sets, also those that are only projected onto
-            (Quadratic(None, q), 1.0),
-            (LeastSquares(wide.to_sparse(), 9 * q), 1.0),  # and by columns
-            (Quadratic(eye, q), 2.0),  # round ones
-            (Quadratic(eye, q), 3.0),
+        for objective, body in (
+            (Quadratic(eye, q), LpBall(1)),  # flat sets, also those that are only projected onto
+            (Quadratic(None, q), LpBall(1)),
+            (LeastSquares(wide.to_sparse(), 9 * q), LpBall(1)),  # and by columns
+            (Quadratic(eye, q), LpBall(2)),  # round ones
+            (Quadratic(eye, q), LpBall(3)),
+            (Quadratic(eye, q), Polyhedron(eye, 0.0)),  # and rows
         ):
-            torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
+            torch.autograd.grad(solve(objective, body).x.sum(), q)
     return compiled.available()
 
 

@@ -365,11 +365,12 @@ def test_rows_that_are_met_without_a_force():
 
 
 def test_normals_that_depend_on_each_other_are_left():
-    """There is more than one set of multipliers then."""
-    parts = random(13, 6, 8, 0, (4,), box=False)
-    assert codes(parts) == [False] * 4
-    parts["G"], parts["h"] = (torch.cat([parts[name], 2 * parts[name]], 1) for name in "Gh")
-    assert codes(parts) == [True] * 4
+    """There is more than one set of multipliers then: five rows through a point of the plane."""
+    parts = {"P": leaf(torch.eye(2, dtype=F64)), "q": leaf(torch.tensor([-9.0, -8.0], dtype=F64))}
+    angles = torch.linspace(0.1, 1.4, 5, dtype=F64)
+    parts["G"] = leaf(torch.stack((angles.cos(), angles.sin()), -1))
+    parts["h"] = leaf(parts["G"].detach() @ torch.tensor([1.0, 2.0], dtype=F64))
+    assert attempted(*problem(**parts)) is None
 
 
 def test_f_that_bends_up_on_the_equations_only():
@@ -405,17 +406,30 @@ def test_agrees_with_tensor_operations(n, m, k, seed, shared):
     assert_the_same(by_both(random(seed, n, m, k, (3,), shared=shared)))
 
 
-def test_agrees_on_rows_and_equations_that_depend_on_others():
-    """What they carry is shared alike."""
+def test_rows_that_are_the_same_share_what_they_carry():
     parts = random(10, 9, 6, 3, (3,))
-    parts |= {
-        "A": leaf(torch.cat([parts["A"], parts["A"][:, :1] + parts["A"][:, 1:2]], 1).detach()),
-        "b": leaf(torch.cat([parts["b"], parts["b"][:, :1] + parts["b"][:, 1:2]], 1).detach()),
-        "G": leaf(torch.cat([parts["G"], parts["G"]], 1).detach()),
-        "h": leaf(torch.cat([parts["h"], parts["h"]], 1).detach()),
-    }
+    parts |= {name: leaf(torch.cat([parts[name], parts[name]], 1).detach()) for name in "Gh"}
     assert codes(parts) == [False] * 3
-    assert_the_same(by_both(parts))
+    found = by_both(parts)
+    assert_the_same(found, 1e-8)
+    of_h = found[0][1][3]
+    assert of_h.any()
+    close(of_h[:, :6], of_h[:, 6:], 1e-12)
+
+
+def test_what_equations_carry_that_depend_on_others():
+    """Along moves that leave a point in the set it is what the independent ones do."""
+    parts = random(10, 9, 6, 3, (3,))
+    x = solved(parts).x
+    right = torch.autograd.grad(x.sum(), [parts["b"], parts["A"]])
+    ties = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 0, 2]], dtype=F64)
+    parts["A"], parts["b"] = ties @ parts["A"], (ties @ parts["b"].unsqueeze(-1)).squeeze(-1)
+    again = solved(parts)
+    close(again.x, x, 1e-12)
+    of_b, of_A = torch.autograd.grad(again.x.sum(), [parts["b"], parts["A"]])
+    close(of_b @ ties, right[0], 1e-10)
+    close(ties.mT @ of_A, right[1], 1e-10)
+    close(of_b[:, 4], of_b[:, 2] / 2, 1e-10)  # in units of their largest entries
 
 
 def test_agrees_where_problems_are_left():

@@ -12,7 +12,15 @@ import torch
 import dfwlayer as dfw
 from compiled_cases import F64, N
 from dfwlayer.engines import compiled
-from dfwlayer.engines.compiled.kernels import ball, exchange, nearest, outside, power, search
+from dfwlayer.engines.compiled.kernels import (
+    ball,
+    exchange,
+    linear,
+    nearest,
+    outside,
+    power,
+    search,
+)
 
 
 def test_without_numba(monkeypatch):
@@ -83,6 +91,6 @@ def test_warm_up_leaves_nothing_to_compile():
     """Every way in from Python has been called, forwards and backwards, also those by columns."""
     assert dfw.warm_up()
     ways = (search.search, search.adjoint, nearest.search, nearest.adjoint, exchange.exchange)
-    ways += (ball.search, ball.adjoint, power.search, power.adjoint)
+    ways += (ball.search, ball.adjoint, power.search, power.adjoint, linear.search, linear.adjoint)
     ways += (outside.begin, outside.assess, outside.certify)
     assert all(way.signatures for way in ways)
