@@ -44,7 +44,7 @@ class Polyhedra:
     @property
     def _count(self) -> int:
         """Rows of all kinds."""
-        return self.E.shape[1] + self.G.shape[1] + self.lower.shape[1]
+        return int(self.E.shape[1] + self.G.shape[1] + self.lower.shape[1])
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, rows = start.shape[1], self._count

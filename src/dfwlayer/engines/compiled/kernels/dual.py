@@ -12,7 +12,7 @@ other; those that do depend on the others cannot join.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from dfwlayer.engines.compiled.kernels.rows import levels
 
 __all__ = ["Held", "climb", "combined", "hold", "join", "prepared", "refine"]
 
-NOWHERE = np.int64(-1)  # a plain −1 would be a type of its own, for which all is compiled again
+NOWHERE: Any = np.int64(
+    -1
+)  # a plain −1 is a type of its own, for which all is compiled again
 DEPENDENT = 1e-10  # what is left of a unit normal beside those of others, if it depends on them
 
 

@@ -11,6 +11,8 @@ constant; the coordinates with l = u count as equations.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.dense import (
@@ -57,7 +59,7 @@ from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduce
 
 __all__ = ["adjoint", "search"]
 
-NOTHING = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
+NOTHING: Any = np.int64(0)  # a plain 0 is a type of its own, for which all is compiled again
 EFFORT = 4e8  # multiplications for one problem, beyond which tensor operations are not slower
 PLAIN, STIFF = 1, 2  # L is the factor of P, or of P + σEᵀE
 DOUBTFUL = 1e-6  # a correction of y that is larger, against y, shows that L is not right
