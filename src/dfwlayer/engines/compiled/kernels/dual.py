@@ -32,9 +32,7 @@ from dfwlayer.engines.compiled.kernels.rows import levels
 
 __all__ = ["Held", "climb", "combined", "hold", "join", "prepared", "refine"]
 
-NOWHERE: Any = np.int64(
-    -1
-)  # a plain −1 is a type of its own, for which all is compiled again
+NOWHERE: Any = np.int64(-1)  # a plain −1 is a type of its own, for which all is compiled again
 DEPENDENT = 1e-10  # what is left of a unit normal beside those of others, if it depends on them
 
 

@@ -29,6 +29,7 @@ __all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "sh
 
 OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
 CLOSE = 2.0  # units of rounding of its terms that a row which is held is off by
+FLAT = 256.0  # units of rounding of a slope along which f does not bend
 SAME = 1e-8  # what a combination of unit normals may be off by from being one of them
 APART = 1e-6  # what is left of a unit normal beside others that it does not depend on
 MOST = 8  # corrections; two or three are needed
@@ -180,17 +181,18 @@ def settle(rows, width, lower, upper, x, eps):
 
 
 @kernel
-def gap_of(rows, width, lower, upper, L, multipliers, x, g, z):
+def gap_of(rows, width, lower, upper, L, bends, multipliers, x, g, z):
     """A bound of f(x) − f* by Lagrangian duality, valid for any multipliers.
 
     f(x) − f(s) = ⟨∇f, x − s⟩ − ½ (x − s)ᵀP(x − s), and with r = ∇f + Σ λ_j n_j that is at most
     Σ λ_j (c_j − ⟨n_j, x⟩) + ⟨r, x − s⟩ − … for every s in the set. An r_i that points from a bound
-    at which x_i is makes nothing of it. All others make no more than ½ rᵀP⁻¹r.
+    at which x_i is makes nothing of it. All others make no more than ½ rᵀP⁻¹r. Where P is singular
+    they make what there is to the bound; without a bound they have to be zero to rounding.
     """
     E, G, which, _, high, _ = rows
     n, base = len(x), len(E) + len(G)
     copy(g, z)
-    gap = terms = 0.0
+    gap = terms = largest = 0.0
     for c in range(width):
         row = which[c]
         if row >= base:
@@ -200,10 +202,20 @@ def gap_of(rows, width, lower, upper, L, multipliers, x, g, z):
             value, size = row_and_size(rows, row, x)
             gap += abs(force * (high[c] - value))
             terms += abs(force) * size
+            largest = max(largest, abs(force) * largest_of(rows, row, n))
             add_row(rows, row, force, z)
     for i in range(n):
         terms += abs(g[i] * x[i])
         if (z[i] > 0 and x[i] == lower[i]) or (z[i] < 0 and x[i] == upper[i]):
+            z[i] = 0.0
+        largest = max(largest, abs(g[i]))
+    if not bends:
+        for i in range(n):
+            way = x[i] - (lower[i] if z[i] > 0 else upper[i])
+            if abs(way) < np.inf:
+                gap += z[i] * way
+            elif abs(z[i]) > FLAT * DOUBLE * largest:
+                return np.inf
             z[i] = 0.0
     if len(L) > 0:
         forward(L, z, n)

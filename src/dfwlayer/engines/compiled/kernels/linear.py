@@ -5,8 +5,7 @@ all digits, and it is answered only if that is beyond doubt: every multiplier an
 clear of rounding, and the gap is below the tolerance. Everything else, a set without a point as
 well, is left to the tensor operations.
 
-f has to bend up. Where P alone does not, P + σEᵀE may, which is the same f on the set but for a
-constant; the coordinates with l = u count as equations.
+What is done where P is singular is said in `dfwlayer.engines.compiled.kernels.metric`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dfwlayer.engines.compiled.kernels.dense import (
     copy,
     dot,
     entry,
-    factor,
     fill,
     forward,
     kernel,
@@ -40,12 +38,20 @@ from dfwlayer.engines.compiled.kernels.judged import (
     settle,
     share,
 )
+from dfwlayer.engines.compiled.kernels.metric import (
+    PLAIN,
+    RIDGE,
+    fit,
+    free_minimiser,
+    metric,
+    ridged,
+    stiffened,
+)
 from dfwlayer.engines.compiled.kernels.numbers import (
     CLEAR,
     DOUBLE,
-    LARGEST,
+    DOUBTED,
     LOST,
-    SMALLEST,
     SOLVED,
     UNFIT,
     UNPROVEN,
@@ -61,77 +67,9 @@ __all__ = ["adjoint", "search"]
 
 NOTHING: Any = np.int64(0)  # a plain 0 is a type of its own, for which all is compiled again
 EFFORT = 4e8  # multiplications for one problem, beyond which tensor operations are not slower
-PLAIN, STIFF = 1, 2  # L is the factor of P, or of P + σEᵀE
+ROUNDS = 50  # of f with ½ρ ‖x − x_k‖²; some five are needed
+STILL = 2  # rounds that change nothing, after which the rows are taken for those of the solution
 DOUBTFUL = 1e-6  # a correction of y that is larger, against y, shows that L is not right
-
-
-@kernel
-def _fit(P, q):
-    """Whether the numbers of f are such that this code may be used on them."""
-    largest = 1.0 if len(P) == 0 else 0.0
-    for i in range(len(P)):
-        total = 0.0
-        for j in range(len(P)):
-            total += abs(P[i, j])
-        largest = total if not total <= largest else largest  # keeps a NaN
-    if not SMALLEST < largest < LARGEST:
-        return False
-    sound = True
-    for i in range(len(q)):
-        sound = sound and abs(q[i]) < LARGEST
-    return sound
-
-
-@kernel
-def _stiffness(P):
-    """σ for rows of length 1."""
-    largest = 0.0
-    for i in range(len(P)):
-        largest = max(largest, P[i, i])
-    return largest
-
-
-@kernel
-def _metric(P, E, lower, upper, L):
-    """L of P or, if that is singular, of P + σEᵀE; 0 if that is, too."""
-    n = len(P)
-    for i in range(n):
-        for j in range(i + 1):
-            L[i, j] = P[i, j]
-    if factor(L, n):
-        return PLAIN
-    stiff = _stiffness(P)
-    for i in range(n):
-        for j in range(i + 1):
-            L[i, j] = P[i, j]
-        if lower[i] == upper[i]:
-            L[i, i] += stiff
-    for row in range(len(E)):
-        normal = E[row]
-        square = dot(normal, normal, n)
-        for i in range(n):
-            if normal[i] != 0:
-                add(L[i], stiff * normal[i] / square, normal, i + 1)
-    return STIFF if factor(L, n) else 0
-
-
-@kernel
-def _free_minimiser(P, q, E, e, lower, upper, kind, L, y):
-    """y₀ = −L⁻¹q, with what σEᵀE adds to q."""
-    n = len(q)
-    for i in range(n):
-        y[i] = -q[i]
-    if kind == STIFF:
-        stiff = _stiffness(P)
-        for i in range(n):
-            if lower[i] == upper[i]:
-                y[i] += stiff * lower[i]
-        for row in range(len(E)):
-            square = dot(E[row], E[row], n)
-            if square > 0:
-                add(y, stiff * e[row] / square, E[row], n)
-    if len(L) > 0:
-        forward(L, y, n)
 
 
 @kernel
@@ -146,6 +84,56 @@ def _equations(columns, low, high, base, width, held, state):
                 state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
                 count += 1 if state[c] == HELD else 0
     return count
+
+
+@kernel
+def _approach(
+    P, q, rows, columns, width, sides, kind, L, held, firm, start, y, level, state, x, limit
+):
+    """Find the rows that hold the solution x; how many, and steps, negative for why there are none.
+
+    With a ridge, x is the solution for the last x_k.
+    """
+    least, most = sides
+    count, taken, still = firm, NOTHING, 0
+    for turn in range(ROUNDS if kind == RIDGE else 1):
+        free_minimiser(P, q, rows, width, kind, L, x, start)
+        before = count
+        count = hold(least, most, held, count, firm, start, y, state)
+        count, more = climb(
+            columns, width, least, most, held, count, firm, y, level, state, limit - taken
+        )
+        if more < 0:
+            return count, more
+        taken += more
+        copy(y, x)
+        if len(L) > 0:
+            backward(L, x, len(x))
+        still = still + 1 if turn > 0 and more == 0 and count == before else 0
+        if still == STILL:
+            break
+    return count, taken
+
+
+@kernel
+def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept, x, start, y):
+    """Hold the same rows in the metric of P + σNᵀN; False if f does not bend up on them."""
+    if not stiffened(P, rows, width, state, L):
+        return False
+    for i in range(count):
+        c = held.places[i]
+        kept[c] = held.forces[i] / rows.lengths[c]
+    reduced(L, rows, base, width, columns)
+    for i in range(count):
+        c = held.places[i]
+        if not join(columns, c, held.sides[i], held, i + NOTHING):
+            return False
+        held.forces[i] = kept[c] * rows.lengths[c]
+    free_minimiser(P, q, rows, width, PLAIN, L, x, start)
+    fill(0.0, y)
+    for i in range(len(x)):
+        add(y, x[i], L[i], i + 1)
+    return True
 
 
 def _on_disk(stamp):
@@ -185,7 +173,7 @@ def _on_disk(stamp):
         which, before = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
         state = np.empty(total_rows, np.int64)
         kind, known = 0, -1
-        limit = int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
+        limit = NOTHING + int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
         for b in range(first, end):
             codes[0, b] = UNFIT
             fill(0.0, multipliers[b])
@@ -200,16 +188,21 @@ def _on_disk(stamp):
                 own_P = symmetric(own_P, eps)
                 if len(own_P) == 0:
                     continue
-            if not _fit(own_P, own_q):
+            if not fit(own_P, own_q):
                 continue
             # the factor and the rows of the last problem, if they are those of this one
             same = kind == PLAIN and len(P) == 1
             if not same:
-                kind = _metric(own_P, own_E, lower, upper, L) if dense else PLAIN
-                bent = kind == STIFF and A.shape[1] == 0 and not convex(own_P, eps, held.T)
-                if kind == 0 or bent:
-                    kind, codes[0, b] = 0, LOST
+                for c in range(width):
+                    state[c] = HELD if low[c] == high[c] else OPEN
+                kind = metric(own_P, rows, width, state, L) if dense else PLAIN
+                if kind != PLAIN and A.shape[1] == 0 and not convex(own_P, eps, held.T):
+                    kind = 0
                     continue
+                if kind == 0:
+                    if not ridged(own_P, L):
+                        continue
+                    kind = RIDGE
             same = same and len(E) == 1 and len(G) == 1 and width == known
             for c in range(width):
                 same = same and which[c] == before[c]
@@ -219,19 +212,49 @@ def _on_disk(stamp):
             known = width
             for c in range(width):
                 least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
-            _free_minimiser(own_P, own_q, own_E, own_e, lower, upper, kind, L, start)
             firm = _equations(columns, low, high, base, width, held, state)
-            count = hold(least, most_of, held, firm, firm, start, y, state)
-            count, taken = climb(
-                columns, width, least, most_of, held, count, firm, y, level, state, limit
+            point = x[b]
+            fill(0.0, point)
+            sides = least, most_of
+            count, taken = _approach(
+                own_P,
+                own_q,
+                rows,
+                columns,
+                width,
+                sides,
+                kind,
+                L,
+                held,
+                firm,
+                start,
+                y,
+                level,
+                state,
+                point,
+                limit,
             )
             if taken < 0:
                 codes[0, b] = -taken
                 continue
-            point = x[b]
-            copy(y, point)
-            if dense:
-                backward(L, point, n)
+            if kind == RIDGE and not _change_metric(
+                own_P,
+                own_q,
+                rows,
+                base,
+                width,
+                columns,
+                L,
+                held,
+                count,
+                state,
+                level,
+                point,
+                start,
+                y,
+            ):
+                codes[0, b] = LOST
+                continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
             moved = shaken = 0.0
@@ -257,7 +280,7 @@ def _on_disk(stamp):
             for i in range(count):
                 force, c = held.forces[i], held.places[i]
                 if i >= firm and not force > rough:  # met, but x is not held by it
-                    code = LOST if force < -rough else code
+                    code = LOST if force < -rough else (DOUBTED if kind == RIDGE else code)
                     continue
                 found[which[c]] = held.sides[i] * force / lengths[c]
             if code != SOLVED:
@@ -265,7 +288,7 @@ def _on_disk(stamp):
                 continue
             share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            gap = gap_of(rows, width, lower, upper, L, found, point, g, z)
+            gap = gap_of(rows, width, lower, upper, L, kind != RIDGE, found, point, g, z)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue
@@ -310,18 +333,18 @@ def _on_disk(stamp):
             lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
             if dense:
                 own_P = symmetric(own_P, eps)
-            if not (kind == PLAIN and len(P) == 1):
-                kind = _metric(own_P, own_E, lower, upper, L) if dense else PLAIN
-            if kind == 0:
-                continue
             width = base = NOTHING
             for row in range(total_rows):
                 fixed = row >= ties and lower[row - ties] == upper[row - ties]
                 if row < k or fixed or multipliers[b, row] != 0:
-                    which[width] = row
+                    which[width], state[width] = row, HELD
                     width += 1
                     base += 1 if row < ties else 0
             rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
+            if not (kind == PLAIN and len(P) == 1):
+                kind = metric(own_P, rows, width, state, L) if dense else PLAIN
+            if kind == 0:
+                continue
             reduced(L, rows, base, width, columns)
             count = NOTHING
             for turn in range(2):  # as in the search, so that the same equations depend on others
