@@ -6,6 +6,7 @@ from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.balls.schatten_ball import NuclearBall, SchattenBall, SpectralBall
 from dfwlayer.constraints.base import Atoms, Constraint
 from dfwlayer.constraints.composed.custom_set import CustomSet
+from dfwlayer.constraints.composed.intersection import Intersection
 from dfwlayer.constraints.composed.plane_cut import PlaneCut
 from dfwlayer.constraints.composed.product import Product
 from dfwlayer.constraints.composed.shifted import Shifted
@@ -27,6 +28,7 @@ __all__ = [
     "Ellipsoid",
     "Face",
     "GroupBall",
+    "Intersection",
     "KSparse",
     "L1Box",
     "LpBall",

@@ -378,6 +378,10 @@ class Constraint(ABC):
             if isinstance(value := getattr(self, name), Tensor)
         )
 
+    def as_polyhedron(self, like: Tensor) -> Constraint | None:
+        """A bound set for vectors like these (..., n) as a bound `Polyhedron`, where it is one."""
+        return None
+
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> Minimum | None:
         """The minimiser of ½ xᵀPx + qᵀx over a bound set, for vectors like these (..., n).
 

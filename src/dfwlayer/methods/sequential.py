@@ -47,6 +47,9 @@ class SequentialQP:
 
 def _model(problem: Problem, x: Tensor) -> Model:
     """The quadratic model of f at x, in double precision."""
+    if x.numel() == 0 or problem.objective.isotropic:
+        eye = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
+        return Model.at(x, problem.objective.gradient(x), eye)
     model = problem.objective.model(x)
     if model is None:
         raise ValueError(

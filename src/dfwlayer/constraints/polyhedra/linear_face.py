@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
     from dfwlayer.objectives.base import Objective
 
-__all__ = ["LinearFace"]
+__all__ = ["LinearFace", "saddle_system"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,7 @@ class LinearFace(Face):
 
     def system(self, objective: Objective) -> FaceSystem | None:
         """By one factorisation, where the Hessian can be written down."""
-        if self.x.numel() == 0:
-            return None
-        model = objective.model(self.x)
-        if model is None:
-            return None
-        hessian = model.dense().matrix.detach()
-        return _SaddleSystem(objective, self, self.x, hessian)
+        return saddle_system(objective, self)
 
     def _slopes(self) -> Tensor:  # (..., k + a, n)
         A, _, G, _ = self.constraint.rows_of(self.x)
@@ -82,16 +76,34 @@ class LinearFace(Face):
         return torch.cat((b.expand(*lead, b.shape[-1]), torch.where(self.counts, picked, 0)), -1)
 
 
+def saddle_system(objective: Objective, face: Face) -> FaceSystem | None:
+    """The system on a face by one factorisation, None where the Hessian cannot be written down."""
+    x = face.x
+    if x.numel() == 0 or face.free is None:
+        return None
+    n = x.shape[-1]
+    hessian = torch.eye(n, dtype=torch.float64, device=x.device).unsqueeze(0)
+    if not objective.isotropic:
+        model = objective.model(x)
+        if model is None:
+            return None
+        hessian = model.dense().matrix.detach().reshape(-1, n, n)
+    if face.bends:
+        eye = torch.eye(n, dtype=x.dtype, device=x.device)
+        bend = torch.stack([face.curvature(unit.expand_as(x)) for unit in eye], -1)
+        hessian = hessian + bend.detach().double().reshape(-1, n, n)
+    return _SaddleSystem(objective, face, x, hessian)
+
+
 @dataclass(frozen=True)
 class _SaddleSystem(FaceSystem):
     """The system on a face with many normals, for f with a Hessian that need not be definite."""
 
-    matrix: Tensor  # ∇²f in double precision, (n, n) or (B, n, n)
+    matrix: Tensor  # ∇²f + C in double precision, (1, n, n) or (B, n, n)
 
     @cached_property
     def _saddle(self) -> Saddle:
         n = self.x.shape[-1]
-        H = self.matrix.reshape(-1, n, n)
         N = (
             torch.stack(self.face.normals, -2)
             if self.face.normals
@@ -99,7 +111,7 @@ class _SaddleSystem(FaceSystem):
         )
         assert self.face.free is not None
         free = self.face.free.reshape(-1, n)
-        return Saddle.of(H, N.double().reshape(len(free), -1, n), free)
+        return Saddle.of(self.matrix, N.double().reshape(len(free), -1, n), free)
 
     def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         n, k = v.shape[-1], c.shape[-1]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
+from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.constraints.region import Region
-from dfwlayer.ops.rows import or_one
+from dfwlayer.ops.rows import common_shape, or_one
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["PolyhedralSet", "soften"]
@@ -44,6 +45,18 @@ class PolyhedralSet(Constraint):
         lower, upper, weight, radius, equations = self.facets(like)
         budgets = [] if weight is None or radius is None else [(weight, radius)]
         return Region.of(like, lower, upper, budgets, equations)
+
+    def as_polyhedron(self, like: Tensor) -> Polyhedron | None:
+        """The bounds and equations, where there is nothing else."""
+        lower, upper, weight, _, equations = self.facets(like)
+        if weight is not None:
+            return None
+        n, lead = like.shape[-1], common_shape(*(a.shape[:-1] for e in equations for a in e))
+        wide = [(a.expand(*lead, n), b.expand(*lead, 1)) for a, b in equations]
+        A = torch.stack([a for a, _ in wide], -2) if wide else None
+        b = torch.cat([b for _, b in wide], -1) if wide else None
+        bounds = (part.expand(*part.shape[:-1], n) for part in (lower, upper))
+        return Polyhedron(None, None, A, b, *bounds).as_bound()
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> PolyhedralFace:
         """See `dfwlayer.constraints.polyhedra.polyhedral_face.polyhedral_face`."""

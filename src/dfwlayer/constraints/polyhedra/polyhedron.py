@@ -226,6 +226,20 @@ class Polyhedron(Constraint):
             noise = torch.maximum(noise, scale.noise.amax(-1))
         return face_of_answer(self, found, x, noise.reshape(-1))
 
+    def as_polyhedron(self, like: Tensor) -> Polyhedron:
+        """The set itself."""
+        return self
+
+    def lowest(self, g: Tensor) -> Tensor:
+        """What the multipliers of the linear program prove, −∞ where there is no least value."""
+        program = self.linear(g)
+        slope = g.detach().double().reshape(program.q.shape)
+        program = program._replace(q=slope)
+        found = minimise(program)
+        value = (slope * found.x).sum(-1) - duality_gap(program, found, found.x, slope)
+        value = torch.where(found.endless, -torch.inf, value)
+        return value.to(g.dtype).reshape(g.shape[:-1])
+
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
         """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
         n = like.shape[-1]

@@ -1,0 +1,121 @@
+"""Points that several sets have in common."""
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+from dfwlayer import Status
+from helpers import F64
+
+N, ROWS = 6, 4
+
+
+def draw(seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    R = torch.randn(ROWS, N, N, generator=gen, dtype=F64)
+    P = R @ R.mT / N + 0.2 * torch.eye(N, dtype=F64)
+    return P, 3 * torch.randn(ROWS, N, generator=gen, dtype=F64)
+
+
+def numbers(value, *shape):
+    return torch.full(shape, value, dtype=F64)
+
+
+# by name: how the set is made of its parameters, and these
+MADE = {
+    "ball and box": (
+        lambda t, u: dfw.Intersection(dfw.LpBall(2, t), dfw.Box(-0.3, u)),
+        (numbers(1.0, ROWS), numbers(0.4, N)),
+    ),
+    "simplex and sectors": (
+        lambda h: dfw.Intersection(
+            dfw.CappedSimplex(1.0, 0.6), dfw.Polyhedron(torch.eye(N, dtype=F64)[:2], h)
+        ),
+        (numbers(0.1, 2),),
+    ),
+    "two balls": (
+        lambda s, t: dfw.Intersection(dfw.LpBall(1, s), dfw.LpBall(2, t)),
+        (numbers(1.0, ROWS), numbers(0.6, ROWS)),
+    ),
+    "ball and ellipsoid": (
+        lambda t, A, c: dfw.Intersection(dfw.LpBall(1, t), dfw.Ellipsoid(A, c, 0.7)),
+        (numbers(1.0, ROWS), torch.eye(N, dtype=F64) + 0.1, numbers(0.1, N)),
+    ),
+    "shifted": (
+        lambda c: dfw.Intersection(dfw.Shifted(dfw.LpBall(2, 0.7), c), dfw.Box(-0.2, 0.5)),
+        (numbers(0.1, N),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_solutions_are_optimal_and_feasible(name):
+    make, parameters = MADE[name]
+    P, q = draw()
+    constraint = make(*parameters)
+    sol = dfw.solve(dfw.Quadratic(P, q), constraint, tol=1e-10)
+    assert (sol.status == Status.CONVERGED).all()
+    assert (constraint.violation(sol.x) <= 1e-14).all()
+    # no point of the set next to x is better
+    gen = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for size in (1e-3, 1e-1):
+            near = sol.x + size * torch.randn(ROWS, N, generator=gen, dtype=F64)
+            other = dfw.solve(dfw.Quadratic(None, -near), constraint).x
+            f = dfw.Quadratic(P, q).value
+            assert (f(other) >= f(sol.x) - 1e-13).all()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_gradients(name):
+    make, parameters = MADE[name]
+    P, q = draw(1)
+    leaves = [t[:2] if len(t) == ROWS else t for t in (P, q, *parameters)]
+    leaves = [t.clone().requires_grad_() for t in leaves]
+
+    def solution(P, q, *rest):
+        objective = dfw.Quadratic(0.5 * (P + P.mT), q)
+        return dfw.solve(objective, make(*rest), tol=1e-12).x
+
+    assert torch.autograd.gradcheck(solution, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+def test_it_is_one_polyhedron_where_that_is_all():
+    bound = dfw.Intersection(dfw.Box(0.0, 1.0), dfw.Simplex(1.0)).bind(
+        (3,), F64, torch.device("cpu")
+    )
+    assert type(bound).__name__ == "Polyhedron"
+    P, q = torch.eye(3, dtype=F64), torch.tensor([-3.0, 0.5, -2.5], dtype=F64)
+    together = dfw.solve(dfw.Quadratic(P, q), dfw.Intersection(dfw.Box(0.0, 1.0), dfw.Simplex(1.0)))
+    alone = dfw.solve(dfw.Quadratic(P, q), dfw.Simplex(1.0))
+    torch.testing.assert_close(together.x, alone.x, rtol=0, atol=1e-14)
+
+
+def test_sets_without_a_common_point():
+    """The rows whose sets meet are solved as if the others were not there."""
+    P, q = draw(2)
+    level = torch.tensor([5.0, 0.3, 9.0, -0.2], dtype=F64).unsqueeze(-1)
+    A = torch.ones(1, N, dtype=F64)
+    q.requires_grad_()
+    sol = dfw.solve(
+        dfw.Quadratic(P, q), dfw.Intersection(dfw.LpBall(2, 1.0), dfw.Polyhedron(A=A, b=level))
+    )
+    empty = torch.tensor([True, False, True, False])
+    assert ((sol.status == Status.INFEASIBLE) == empty).all()
+    assert sol.x[empty].isnan().all()
+    torch.testing.assert_close(sol.x[~empty].sum(-1), level[~empty, 0])
+    (grad,) = torch.autograd.grad(sol.x[~empty].sum(), q)
+    assert (grad[empty] == 0).all()
+    assert torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ((), "sets: expected at least one"),
+        ((3,), r"sets\[0\]: expected a set such as LpBall, got int"),
+    ],
+)
+def test_bad_input(sets, message):
+    with pytest.raises(ValueError, match=message):
+        dfw.Intersection(*sets)
