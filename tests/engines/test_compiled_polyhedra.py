@@ -392,6 +392,40 @@ def test_f_that_bends_up_on_the_equations_only():
         )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_f_that_is_flat_along_some_directions(seed):
+    """It is enough that it bends up on the rows that hold the solution."""
+    parts = random(seed, 10, 8, 2)
+    root = torch.randn(6, 10, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    parts["P"] = leaf((root.mT @ root).detach())
+    assert_the_same(by_both(parts), 1e-8)
+    sol = solved(parts)
+    assert_optimal(parts, sol.x, 4 * torch.finfo(F64).eps)
+    v = torch.cos(torch.arange(10, dtype=F64))
+    for name in ("q", "b", "h", "lower"):
+        gradient = torch.autograd.grad(sol.x, parts[name], v, retain_graph=True)[0]
+        close(gradient, differences(parts, name, v), 1e-5)
+
+
+def test_solutions_that_are_not_unique_are_left():
+    """f = x₀ over a square."""
+    P = torch.diag(torch.tensor([1.0, 0.0], dtype=F64))
+    q = torch.tensor([-1.0, 0.0], dtype=F64)
+    assert (
+        attempted(
+            *problem(
+                P,
+                q,
+                lower=0.0,
+                upper=1.0,
+                G=leaf(torch.eye(2, dtype=F64)),
+                h=torch.full((2,), 5.0, dtype=F64),
+            )
+        )
+        is None
+    )
+
+
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 40), st.integers(0, 10))
 @settings(max_examples=40, deadline=None)
 def test_any_shape(seed, n, m, k):

@@ -66,8 +66,8 @@ from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduce
 __all__ = ["adjoint", "search"]
 
 NOTHING: Any = np.int64(0)  # a plain 0 is a type of its own, for which all is compiled again
-EFFORT = 4e8  # multiplications for one problem, beyond which tensor operations are not slower
-ROUNDS = 50  # of f with ½ρ ‖x − x_k‖²; some five are needed
+EFFORT = 1e9  # multiplications for one problem, beyond which tensor operations are not slower
+ROUNDS = 12  # of f with ½ρ ‖x − x_k‖²; some five are needed
 STILL = 2  # rounds that change nothing, after which the rows are taken for those of the solution
 DOUBTFUL = 1e-6  # a correction of y that is larger, against y, shows that L is not right
 
