@@ -45,7 +45,7 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
     """
     E, G, which, low, high, lengths = rows
     n, base = len(x), len(E) + len(G)
-    moved = shaken = np.inf
+    moved = shaken = before = np.inf
     for trial in range(MOST):
         off = 0.0
         for i in range(count):
@@ -54,8 +54,9 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
             value, size = row_and_size(rows, which[c], x)
             off = max(off, abs(bound - value) / (DOUBLE * (size + abs(bound)) + 1e-300))
             held.along[i] = held.sides[i] * (bound - value) / lengths[c]
-        if trial > 1 and off <= CLOSE:
+        if trial > 1 and off <= CLOSE and not shaken < 1e-3 * before:
             break
+        before = shaken
         value_and_gradient(P, q, A, rhs, x, z)
         for i in range(count):
             c = held.places[i]

@@ -41,6 +41,8 @@ from dfwlayer.engines.compiled.kernels.judged import (
 from dfwlayer.engines.compiled.kernels.metric import (
     PLAIN,
     RIDGE,
+    SMALL,
+    bends_down,
     fit,
     free_minimiser,
     metric,
@@ -56,7 +58,6 @@ from dfwlayer.engines.compiled.kernels.numbers import (
     UNFIT,
     UNPROVEN,
     UNSETTLED,
-    convex,
     holds,
     own,
     symmetric,
@@ -196,11 +197,11 @@ def _on_disk(stamp):
                 for c in range(width):
                     state[c] = HELD if low[c] == high[c] else OPEN
                 kind = metric(own_P, rows, width, state, L) if dense else PLAIN
-                if kind != PLAIN and A.shape[1] == 0 and not convex(own_P, eps, held.T):
+                if kind != PLAIN and A.shape[1] == 0 and bends_down(own_P, eps, held.T):
                     kind = 0
                     continue
                 if kind == 0:
-                    if not ridged(own_P, L):
+                    if not ridged(own_P, SMALL, L):
                         continue
                     kind = RIDGE
             same = same and len(E) == 1 and len(G) == 1 and width == known

@@ -7,12 +7,24 @@ not, either, P + ρ1 does, which is f with ½ρ ‖x − x_k‖² added to it, f
 
 from __future__ import annotations
 
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, SINGULAR
 from dfwlayer.engines.compiled.kernels.dense import add, dot, factor, forward, kernel
 from dfwlayer.engines.compiled.kernels.judged import HELD
-from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
+from dfwlayer.engines.compiled.kernels.numbers import BENT, LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.rows import add_row
 
-__all__ = ["PLAIN", "RIDGE", "STIFF", "fit", "free_minimiser", "metric", "ridged", "stiffened"]
+__all__ = [
+    "PLAIN",
+    "RIDGE",
+    "SMALL",
+    "STIFF",
+    "bends_down",
+    "fit",
+    "free_minimiser",
+    "metric",
+    "ridged",
+    "stiffened",
+]
 
 PLAIN, STIFF, RIDGE = 1, 2, 3  # L is the factor of P, of P + σNᵀN, of P + ρ1
 SMALL = 1e-6  # ρ against the largest entry of P
@@ -91,13 +103,18 @@ def metric(P, rows, width, state, L):
 
 
 @kernel
-def ridged(P, L):
-    """L of P + ρ1; False if that is singular."""
+def ridged(P, ridge, L):
+    """L of P + ρ1 for ρ against the largest entry of P; False if that is singular."""
     _lower_part(P, L)
-    ridge = SMALL * _steepest(P)
     for i in range(len(P)):
-        L[i, i] += ridge
+        L[i, i] += ridge * _steepest(P)
     return factor(L, len(P))
+
+
+@kernel
+def bends_down(P, eps, L):
+    """Whether P has an eigenvalue below zero by more than rounding in its dtype; L is scratch."""
+    return not ridged(P, max(BENT * len(P) * eps, 2 * SINGULAR * DOUBLE), L)
 
 
 @kernel

@@ -22,6 +22,7 @@ from dfwlayer.engines.compiled.kernels.constants import (
 from dfwlayer.engines.compiled.kernels.dense import factor, kernel
 
 __all__ = [
+    "BENT",
     "CLEAR",
     "DOUBLE",
     "DOUBTED",
