@@ -30,6 +30,7 @@ class Status(IntEnum):
     OUT_OF_RANGE = 8
     STALLED = 9
     STOPPED = 10
+    RELAXED = 11
 
     def __str__(self) -> str:
         """The name; an IntEnum would print its number."""
@@ -74,6 +75,10 @@ _MESSAGES = {
     Status.STOPPED: (
         "the callback ended the solve; x is feasible and gap says how far from optimal it can be: "
         "let the callback return False to go on"
+    ),
+    Status.RELAXED: (
+        "no point satisfies all rows; x is the best of those that violate them least, by the sum "
+        "of squares: look at the rows that gave way"
     ),
     Status.INFEASIBLE: (
         "the set of this problem is empty; x is NaN and its gradient zero: bring the level within "

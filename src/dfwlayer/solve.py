@@ -27,6 +27,7 @@ from dfwlayer.engines.base import (
     spread_out,
 )
 from dfwlayer.engines.careful import with_care
+from dfwlayer.engines.elastic import relaxed
 from dfwlayer.engines.mapped import through_transforms
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
@@ -59,6 +60,7 @@ def solve(
     temperature: float | Temperature | None = None,
     verify: bool = True,
     callback: Callback | None = None,
+    on_infeasible: str = "nan",
 ) -> Solution:
     """Minimise f(x; θ) over a convex set, for a batch of problems, differentiably.
 
@@ -85,6 +87,8 @@ def solve(
             steps come in rounds, after every round. If it returns True the solve ends there, with
             status STOPPED for the problems that had not ended by themselves. It does not see
             the problems that are solved again in other units or more digits.
+        on_infeasible: What x is for a `Polyhedron` without a point: "nan", or "least-violation" for
+            the best of the points that violate its rows least, with status RELAXED.
 
     Returns:
         The `Solution`; its ``x`` carries the gradient.
@@ -99,11 +103,27 @@ def solve(
         (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
         constraint.preferred_method,
     )
+    if on_infeasible not in ("nan", "least-violation"):
+        raise ValueError(
+            "on_infeasible: expected 'nan' or 'least-violation', got " + shown(on_infeasible)
+        )
     kind = objective.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
-            return _dispatched(arguments.float32(), settings)
-    return _dispatched(arguments, settings)
+            arguments = arguments.float32()
+            return _feasible(_dispatched(arguments, settings), arguments, settings, on_infeasible)
+    return _feasible(_dispatched(arguments, settings), arguments, settings, on_infeasible)
+
+
+def _feasible(found: Solution, arguments: Arguments, settings: Settings, wish: str) -> Solution:
+    """The solution, where problems without a feasible point have what was asked for instead."""
+    if wish == "nan":
+        return found
+
+    def run(objective: Objective, constraint: Constraint) -> Solution:
+        return _dispatched(Arguments(objective, constraint, None, None), settings)
+
+    return relaxed(run, arguments, settings, found)
 
 
 def warm_up() -> bool:

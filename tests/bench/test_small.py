@@ -217,7 +217,7 @@ def test_bad_options_are_named(tmp_path, option, value):
 def test_rows_compare_medians_with_the_same_pass_of_ours():
     def cell(system, forward, both):
         return SmallCell(
-            "box", 2, 5, system, status="ok", forward_seconds=forward, both_seconds=both
+            "box", 2, 5, system=system, status="ok", forward_seconds=forward, both_seconds=both
         )
 
     found = rows_of(

@@ -12,10 +12,11 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.subspaces import Tangent
 from dfwlayer.methods.phases import Iterate
 from dfwlayer.objectives.model import LARGEST, Model
+from dfwlayer.ops.scale import TINY
 
 __all__ = ["bend_of", "dense", "newton_step"]
 
-TINY, HUGE = 1e-300, 1e300
+HUGE = 1e300
 
 
 def newton_step(at: Iterate, system: FaceSystem) -> Tensor | None:

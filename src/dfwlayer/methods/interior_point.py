@@ -1,7 +1,8 @@
 """A primal-dual interior point method for sets with bounds, budgets and equations.
 
 It does not need many steps on problems that are badly conditioned or degenerate: some twenty
-factorisations find the face of the solution, and a few solves on that face make it exact.
+factorisations find the face of the solution. A few solves on that face make it exact, see
+`dfwlayer.methods.region_face`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.region import Region
+from dfwlayer.linalg.bordered import bordered, combined, dots
 from dfwlayer.objectives.model import Model
+from dfwlayer.ops.scale import TINY
 
-__all__ = ["ITERATIONS", "Pair", "interior_point", "on_face"]
+__all__ = ["ITERATIONS", "Pair", "Shape", "interior_point"]
 
 ITERATIONS = 80  # most of them
 PATIENCE = 15  # iterations without progress
 ENOUGH = 1e-13  # Σ slack · multiplier relative to the terms of f
 PINNED = 1e20  # on the diagonal of H, times its largest entry, for what must not move
 CHUNK = 2**24  # entries of the matrices of all problems that are treated at once
-CORRECTIONS = 12  # of the face
-FITTING = 1e-6  # of a budget or of the terms of an equation, by which a point on a face may miss it
-LINEAR = 1e-6  # curvature, in units of slope by length, below which f is as good as linear
-TINY = 1e-300
 
 # The constraints on a coordinate are x − l ≥ 0, u − x ≥ 0, s − x ≥ 0 and s + x ≥ 0, where s ≥ |x|
 # stands for |x| in a budget Σ w s ≤ t; these are the factors of x and of s.
@@ -80,8 +79,8 @@ class Pair:
         )
 
 
-class _Shape(NamedTuple):
-    """Which constraints there are."""
+class Shape(NamedTuple):
+    """Which constraints a region has."""
 
     region: Region
     held: Tensor  # (B, 4, n), those on coordinates
@@ -93,7 +92,8 @@ class _Shape(NamedTuple):
     weights: Tensor  # (B, k, n), W where a budget counts, else 0
 
     @classmethod
-    def of(cls, region: Region) -> _Shape:
+    def of(cls, region: Region) -> Shape:
+        """Those of a region."""
         lower, upper = region.lower, region.upper
         spent = region.radii > 0
         charged = (region.weights > 0) & spent.unsqueeze(-1)
@@ -120,11 +120,18 @@ class _Shape(NamedTuple):
 
     def room(self, size: Tensor) -> Tensor:
         """What s leaves of the budgets (B, k)."""
-        used = _dots(self.weights, size)
+        used = dots(self.weights, size)
         return torch.where(self.spent, self.region.radii - used, 1)
 
-    def rows(self, index: Tensor) -> _Shape:
-        return _Shape.of(self.region.rows(index))
+    @property
+    def single(self) -> Tensor:
+        """The value of coordinates that have one only: their bound, or 0 without a budget."""
+        region = self.region
+        return torch.where(region.upper - region.lower <= 0, region.lower, 0)
+
+    def rows(self, index: Tensor) -> Shape:
+        """The problems at these positions."""
+        return Shape.of(self.region.rows(index))
 
 
 def interior_point(
@@ -151,7 +158,7 @@ def interior_point(
         pairs = [pair for pair, _ in parts]
         joined = {f.name: torch.cat([getattr(p, f.name) for p in pairs]) for f in fields(Pair)}
         return Pair(**joined), torch.cat([steps for _, steps in parts])
-    shape = _Shape.of(region)
+    shape = Shape.of(region)
     at = best = _start(model, shape, near)
     steps = torch.zeros(count, dtype=torch.long, device=near.device)
     where = torch.arange(count, device=near.device)
@@ -179,7 +186,7 @@ def interior_point(
     return best, steps
 
 
-def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
+def _start(model: Model, shape: Shape, near: Tensor) -> Pair:
     """A point in the middle of the constraints, with products slack · multiplier of f's size."""
     region, held = shape.region, shape.held
     near = near.double()
@@ -202,7 +209,7 @@ def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
     middle = torch.where(held[:, 0] & ~held[:, 1], region.lower + extent, middle)
     middle = torch.where(held[:, 1] & ~held[:, 0], region.upper - extent, middle)
     middle = torch.where(held[:, 2], middle.clamp(-extent, extent) / 2, middle)
-    x = torch.where(shape.still, _only(region), middle)
+    x = torch.where(shape.still, shape.single, middle)
     size = torch.where(held[:, 2], extent, 0)
     slack = shape.slack(x, size)
     slack = torch.where(held, torch.maximum(slack, 0.25 * extent.unsqueeze(-2)), 1)
@@ -210,9 +217,9 @@ def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
     room = torch.where(shape.spent, torch.maximum(room, 0.25 * region.radii), 1)
     gradient = torch.where(shape.still, 0, model.gradient(x))
     # the way to where the equations hold may be all that tells the size of ∇f at the solution
-    missed = region.totals - _dots(region.slopes, x)
+    missed = region.totals - dots(region.slopes, x)
     square = region.slopes.square().sum(-1).clamp_min(TINY)
-    way = torch.where(shape.still, 0, _combined(missed / square, region.slopes))
+    way = torch.where(shape.still, 0, combined(missed / square, region.slopes))
     change = torch.where(shape.still, 0, model.product(way.unsqueeze(-1)).squeeze(-1))
     mean = ((gradient.abs() + change.abs()) * extent).mean(-1).clamp_min(TINY)
     price = torch.where(shape.spent, mean[:, None] / room, 0)
@@ -221,7 +228,7 @@ def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
         charged = weights > 0
         steepest = (gradient.abs().unsqueeze(-2) / torch.where(charged, weights, 1)) * charged
         price = torch.where(shape.spent, 1.5 * steepest.amax(-1) + price, 0)
-    charge = _combined(price, weights)
+    charge = combined(price, weights)
     alone = torch.where(held[:, 2], 0, gradient)
     carried = torch.where(held[:, 2], gradient, 0) / 2
     force = torch.stack(
@@ -237,12 +244,6 @@ def _start(model: Model, shape: _Shape, near: Tensor) -> Pair:
     return Pair(x, size, slack, force, room, price, torch.zeros_like(region.totals))
 
 
-def _only(region: Region) -> Tensor:
-    """The value of coordinates that have a single one: their bound, or 0 without a budget."""
-    tight = region.upper - region.lower <= 0
-    return torch.where(tight, region.lower, 0)
-
-
 class _Residuals(NamedTuple):
     """By how much the conditions of optimality are missed."""
 
@@ -254,18 +255,18 @@ class _Residuals(NamedTuple):
     merit: Tensor  # (B,), largest of them in units of what is enough
 
     @classmethod
-    def of(cls, model: Model, shape: _Shape, at: Pair) -> _Residuals:
+    def of(cls, model: Model, shape: Shape, at: Pair) -> _Residuals:
         region = shape.region
         gradient = model.gradient(at.x)
         held = (shape.of_x * at.force).sum(-2)
-        tied = _combined(at.tension, region.slopes)
+        tied = combined(at.tension, region.slopes)
         weights = shape.weights
         along_x = torch.where(shape.still, 0, gradient - held + tied)
-        charge = _combined(at.price, weights)
+        charge = combined(at.price, weights)
         along_s = torch.where(shape.held[:, 2], charge - (shape.of_s * at.force).sum(-2), 0)
         slack = torch.where(shape.held, shape.slack(at.x, at.size) - at.slack, 0)
         room = torch.where(shape.spent, shape.room(at.size) - at.room, 0)
-        equations = _dots(region.slopes, at.x) - region.totals
+        equations = dots(region.slopes, at.x) - region.totals
         # in units of f: what a residual could change it by
         nearest = torch.where(shape.held, at.slack, torch.inf).amin(-2)
         reach = at.x.abs() + at.size + torch.where(torch.isfinite(nearest), nearest, 0)
@@ -279,13 +280,13 @@ class _Residuals(NamedTuple):
         if region.totals.shape[-1]:
             # at first their multipliers do not tell what missing them could change
             furthest = torch.where(shape.held, at.slack, 0).amax(-2)
-            size = _dots(region.slopes.abs(), at.x.abs() + furthest) + region.totals.abs()
+            size = dots(region.slopes.abs(), at.x.abs() + furthest) + region.totals.abs()
             away = (equations.abs() / size.clamp_min(TINY)).amax(-1)
             merit = torch.maximum(merit, 1e-2 / ENOUGH * away)
         return cls(along_x, along_s, slack, room, equations, merit)
 
 
-def _step(model: Model, shape: _Shape, at: Pair, residuals: _Residuals) -> Pair:
+def _step(model: Model, shape: Shape, at: Pair, residuals: _Residuals) -> Pair:
     """One step: a predictor towards no complementarity, then one that aims for the centre."""
     newton = _Newton.of(model, shape, at, residuals)
     count = (shape.held.sum((-2, -1)) + shape.spent.sum(-1)).clamp_min(1)
@@ -319,7 +320,7 @@ def _longest(at: Pair, step: Pair, share: float) -> Tensor:  # (B,)
 class _Newton(NamedTuple):
     """The linear system of one iteration, reduced to x and the budgets and equations."""
 
-    shape: _Shape
+    shape: Shape
     at: Pair
     residuals: _Residuals
     stiff: Tensor  # (B, 4, n), multiplier / slack
@@ -329,7 +330,7 @@ class _Newton(NamedTuple):
     solve_bordered: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: Model, shape: _Shape, at: Pair, residuals: _Residuals) -> _Newton:
+    def of(cls, model: Model, shape: Shape, at: Pair, residuals: _Residuals) -> _Newton:
         stiff = at.force / at.slack.clamp_min(TINY)
         below, above, plus, minus = stiff.unbind(-2)
         charged = shape.held[:, 2]
@@ -352,7 +353,7 @@ class _Newton(NamedTuple):
             return model.product(u.unsqueeze(-1)).squeeze(-1) + stiffness * u
 
         border = torch.where(shape.still.unsqueeze(-2), 0, border)
-        solve = _bordered(apply, model.inverse(stiffness), border, corner)
+        solve = bordered(apply, model.inverse(stiffness), border, corner)
         return cls(shape, at, residuals, stiff, of_size, mixed, weights, solve)
 
     def solve(self, product: Tensor, spare: Tensor) -> Pair:
@@ -365,200 +366,18 @@ class _Newton(NamedTuple):
         price = at.price.clamp_min(TINY)
         budget = torch.where(shape.spent, -(spare - at.price * off.room) / price, 0)
         carried = along_s / self.of_size
-        budget = budget - _dots(self.weights, carried)
+        budget = budget - dots(self.weights, carried)
         below = torch.cat((budget, -off.equations), -1)
         right = torch.where(shape.still, 0, along_x - self.mixed * carried)
         dx, y = self.solve_bordered(right, below)
         dx = torch.where(shape.still, 0, dx)
         dprice, dtension = y[:, :k], y[:, k:]
-        charge = _combined(dprice, self.weights)
+        charge = combined(dprice, self.weights)
         ds = torch.where(shape.held[:, 2], (along_s - self.mixed * dx - charge) / self.of_size, 0)
         dslack = off.slack + shape.of_x * dx.unsqueeze(-2) + shape.of_s * ds.unsqueeze(-2)
         dslack = torch.where(shape.held, dslack, 0)
         dforce = torch.where(shape.held, (product - at.force * dslack) / at.slack, 0)
-        droom = off.room - _dots(self.weights, ds)
+        droom = off.room - dots(self.weights, ds)
         droom = torch.where(shape.spent, droom, 0)
         dprice = torch.where(shape.spent, dprice, 0)
         return Pair(dx, ds, dslack, dforce, droom, dprice, dtension)
-
-
-def _bordered(
-    apply: Callable[[Tensor], Tensor],
-    inverse: Callable[[Tensor], Tensor],
-    border: Tensor,
-    corner: Tensor,
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Solve K u + Bᵀy = r, B u − C y = v, given K (B, n) -> (B, n) and its inverse.
-
-    B is (B, k, n) and C (B, k, k) positive semi-definite; rows of B may depend on each other.
-    Returned is (r, v) ↦ (u, y).
-    """
-    steep = inverse(border.mT)  # (B, n, k)
-    across = border @ steep + corner
-    level = across.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt()
-    scaled = level.unsqueeze(-1) * across * level.unsqueeze(-2)
-    sound = torch.isfinite(scaled).all(-1).all(-1)[:, None, None]
-    values, vectors = torch.linalg.eigh(torch.where(sound, scaled, 0))
-    usable = values > 1e-14
-    spread = torch.where(usable, 1 / torch.where(usable, values, 1), 0)
-
-    def solve(r: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        u, y = torch.zeros_like(r), torch.zeros_like(v)
-        for _ in range(2):  # the second time for what rounding left
-            rest = r - apply(u) - _combined(y, border)
-            below = v - _dots(border, u) + _dots(corner, y)
-            du = inverse(rest.unsqueeze(-1)).squeeze(-1)
-            turned = vectors.mT @ (level * (_dots(border, du) - below)).unsqueeze(-1)
-            dy = level * (vectors @ (spread.unsqueeze(-1) * turned)).squeeze(-1)
-            u = u + du - _dots(steep, dy)
-            y = y + dy
-        return u, y
-
-    return solve
-
-
-def _dots(rows: Tensor, v: Tensor) -> Tensor:  # (B, k, n), (B, n) -> (B, k)
-    return (rows @ v.unsqueeze(-1)).squeeze(-1)
-
-
-def _combined(c: Tensor, rows: Tensor) -> Tensor:  # (B, k), (B, k, n) -> (B, n)
-    return (c.unsqueeze(-2) @ rows).squeeze(-2)
-
-
-@dataclass(frozen=True)
-class _Face:
-    """What is thought to hold at the solution, for each coordinate and budget."""
-
-    low: Tensor  # (B, n), at the lower bound
-    high: Tensor  # (B, n), at the upper bound
-    zero: Tensor  # (B, n), at the kink of a budget that is used up
-    used: Tensor  # (B, k), budgets that are
-    sign: Tensor  # (B, n), of x
-
-    @classmethod
-    def of(cls, shape: _Shape, at: Pair, curvature: Tensor) -> _Face:
-        """Of a slack and its multiplier, the larger in units of the curvature tells."""
-        held, slack, force = shape.held, at.slack, at.force
-        low = held[:, 0] & (force[:, 0] > curvature * slack[:, 0])
-        high = held[:, 1] & (force[:, 1] > curvature * slack[:, 1])
-        along = (curvature * at.x.abs() * at.size).sum(-1, keepdim=True).clamp_min(TINY)
-        radii = shape.region.radii
-        used = shape.spent & (at.price * radii * radii > at.room * along)
-        kinked = _any(shape.weights, used)
-        zero = kinked & (torch.minimum(force[:, 2], force[:, 3]) > curvature * at.x.abs())
-        return cls(low & ~zero, high & ~low & ~zero, zero, used, at.x.sign())
-
-    def same(self, other: _Face) -> Tensor:  # (B,)
-        """Whether both say the same."""
-        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        # the sign of what is held at zero says nothing
-        return torch.stack([(a == b).all(-1) for a, b in pairs[:-1]]).all(0)
-
-    def fits(self, shape: _Shape, x: Tensor) -> Tensor:  # (B,)
-        """Whether x spends what it should and satisfies the equations.
-
-        It may not where no coordinate is free to.
-        """
-        region = shape.region
-        unspent = (region.radii - _dots(shape.weights, x.abs())) > FITTING * region.radii
-        missed = (_dots(region.slopes, x) - region.totals).abs()
-        terms = _dots(region.slopes.abs(), x.abs()) + region.totals.abs()
-        return ~(self.used & unspent).any(-1) & ~(missed > FITTING * terms).any(-1)
-
-
-def _any(weights: Tensor, used: Tensor) -> Tensor:  # (B, k, n), (B, k) -> (B, n)
-    """Coordinates with a weight in one of these budgets."""
-    return ((weights > 0) & used.unsqueeze(-1)).any(-2)
-
-
-def on_face(model: Model, region: Region, at: Pair) -> tuple[Tensor, Tensor]:
-    """The minimiser on the face that a pair tells, the face being corrected where it is wrong.
-
-    Coordinates that leave the set are held where they do, and those whose multiplier has the
-    wrong sign let go, all at once (a primal-dual active set method).
-
-    Returns:
-        x (B, n), and whether nothing was left to correct (B,).
-
-    """
-    shape = _Shape.of(region)
-    curvature = model.diagonal().expand_as(at.x)
-    # where there is next to none, slopes and lengths tell which of two sizes is the larger
-    steep, long = (v.abs().amax(-1, keepdim=True) for v in (model.gradient(at.x), at.x))
-    least = LINEAR * steep / long.clamp_min(TINY)
-    largest = torch.maximum(curvature.amax(-1, keepdim=True), least).clamp_min(TINY)
-    curvature = torch.where(curvature > 0, torch.maximum(curvature, least), largest)
-    face = _Face.of(shape, at, curvature)
-    x, result = at.x, at.x
-    y = torch.cat((at.price, at.tension), -1)
-    settled = torch.zeros_like(x[:, 0], dtype=torch.bool)
-    for _ in range(CORRECTIONS):
-        x, y, following = _minimised(model, shape, face, x, y)
-        same = face.same(following) & following.fits(shape, x) & torch.isfinite(x.sum(-1))
-        result = torch.where((same & ~settled).unsqueeze(-1), x, result)
-        settled = settled | same
-        if bool(settled.all()):
-            break
-        face = following
-    return result, settled
-
-
-def _minimised(
-    model: Model, shape: _Shape, face: _Face, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor, _Face]:
-    """The minimiser on a face, its multipliers, and the face that both tell.
-
-    Where no coordinate is free to tell a multiplier, the last one ``y`` stands.
-    """
-    region = shape.region
-    free = ~(shape.still | face.low | face.high | face.zero)
-    held = torch.where(face.low, region.lower, torch.where(face.high, region.upper, 0))
-    x = torch.where(free, x, torch.where(shape.still, _only(region), held))
-    weights = shape.weights * face.used.unsqueeze(-1)
-    side = torch.where(x != 0, x.sign(), face.sign)
-    signed = weights * torch.where(free, face.sign, side).unsqueeze(-2)
-    rows = torch.cat((signed, region.slopes), -2)
-    totals = torch.cat((torch.where(face.used, region.radii, 0), region.totals), -1)
-    border = torch.where(free.unsqueeze(-2), rows, 0)
-    felt = (border != 0).any(-1)
-    corner = torch.diag_embed((~felt).to(x.dtype))
-    inverse = model.inverse_on(free)
-
-    def apply(u: Tensor) -> Tensor:
-        return torch.where(free, model.product(u.unsqueeze(-1)).squeeze(-1), 0)
-
-    solve = _bordered(apply, inverse, border, corner)
-    for _ in range(2):  # the second time from a gradient at the result
-        missed = torch.where(felt, totals - _dots(rows, x), 0)
-        u, found = solve(torch.where(free, -model.gradient(x), 0), missed)
-        x = x + torch.where(free, u, 0)
-        y = torch.where(felt, found, y)
-    return x, y, _told(model, shape, face, x, y)
-
-
-def _told(model: Model, shape: _Shape, face: _Face, x: Tensor, y: Tensor) -> _Face:
-    """The face that x and the multipliers y of budgets and equations tell."""
-    region, weights, k = shape.region, shape.weights, shape.weights.shape[-2]
-    gradient = model.gradient(x)
-    pull = gradient + _combined(y[:, k:], region.slopes)
-    price = torch.where(face.used, y[:, :k], 0)
-    charge = _combined(price, weights)
-    rounding = 1e-11 * (gradient.abs() + model.slope.abs()).amax(-1, keepdim=True)
-    extent = 1e-12 * torch.maximum(x.abs().amax(-1, keepdim=True), x.abs())
-    free = ~(shape.still | face.low | face.high | face.zero)
-    # a bound that is zero is left towards the other side
-    up = torch.where(region.lower >= 0, charge, -charge)
-    down = torch.where(region.upper <= 0, -charge, charge)
-    low = torch.where(face.low, pull + up > -rounding, free & (x < region.lower - extent))
-    high = torch.where(face.high, pull + down < rounding, free & (x > region.upper + extent))
-    norms = _dots(weights, x.abs())
-    used = shape.spent & torch.where(face.used, price >= 0, norms > region.radii * (1 + 1e-12))
-    kinked = _any(weights, used)
-    crossed = free & kinked & (x * face.sign < 0) & ~low & ~high
-    # without the budget there is no kink to be held at
-    zero = kinked & torch.where(face.zero, pull.abs() <= charge + rounding, crossed)
-    left = face.zero & ~zero
-    sign = torch.where(left, -pull.sign(), torch.where(free, x.sign(), face.sign))
-    newly = used & ~face.used
-    sign = torch.where(_any(weights, newly), x.sign(), sign)
-    return _Face(low & shape.held[:, 0], high & shape.held[:, 1], zero, used, sign)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer
 from dfwlayer.methods.base import Outcome, Problem, Settings
-from dfwlayer.methods.rounds import RecordedRounds, Rounds
+from dfwlayer.methods.progress import Progress, RecordedProgress
+from dfwlayer.methods.rounds import run
 from dfwlayer.ops.rows import on_host, recording
 from dfwlayer.solution import Status
 
@@ -71,8 +72,8 @@ class ProjectedNewton:
             if found is not None:
                 return _reported(found, problem, x, settings)
         with torch.no_grad():
-            rounds = RecordedRounds if recording(x) else Rounds
-            return rounds(self, problem, x, settings).run()
+            progress = RecordedProgress if recording(x) else Progress
+            return run(progress(self, problem, x, settings))
 
 
 @torch.no_grad()

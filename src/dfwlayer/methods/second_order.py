@@ -7,8 +7,9 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region
-from dfwlayer.methods.interior_point import ITERATIONS, interior_point, on_face
+from dfwlayer.methods.interior_point import ITERATIONS, interior_point
 from dfwlayer.methods.phases import Iterate, least_along
+from dfwlayer.methods.region_face import on_face
 from dfwlayer.objectives.model import Model
 from dfwlayer.ops.rows import (
     Mask,
@@ -19,12 +20,12 @@ from dfwlayer.ops.rows import (
     number,
     select,
 )
+from dfwlayer.ops.scale import TINY
 
 __all__ = ["minimise_models"]
 
 MODELS = 400  # of an f that is not quadratic; one that is nearly piecewise linear has many pieces
 SECULAR = 60  # Newton steps for the multiplier of an ellipsoid, each twice as exact at the end
-TINY = 1e-300
 CLOSE = 1e-11  # gap relative to f at which another model has little to add
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.matrices import times
+from dfwlayer.ops.scale import TINY
 
 __all__ = ["FEW", "LARGEST", "Model", "model_by_columns"]
 
 LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
 FEW = 512  # coordinates up to which a Hessian is found by products with every unit vector
-TINY = 1e-300
 RIDGE = 1e-14  # relative to the diagonal of H
 
 

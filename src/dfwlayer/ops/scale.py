@@ -21,11 +21,12 @@ from torch import Tensor
 
 from dfwlayer.ops.rows import or_one
 
-__all__ = ["ROUNDING", "Scale", "scale_of_terms"]
+__all__ = ["ROUNDING", "TINY", "Scale", "scale_of_terms"]
 
 # units of rounding that a sum of products is taken to be off by; chosen once, and tried by the
 # gradient checks of ``dfw fuzz``
 ROUNDING = 8.0
+TINY = 1e-300  # least number that double precision is divided by
 
 
 class Scale(NamedTuple):

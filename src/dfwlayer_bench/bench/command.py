@@ -12,7 +12,7 @@ import typer
 from dfwlayer_bench import options
 from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.lasso.command import bench_lasso
-from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.bench.plan import Asked, Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.small.command import bench_small
 from dfwlayer_bench.report.terminal import PLAIN, output
 
@@ -25,9 +25,12 @@ __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
-SMALL_OUT, LASSO_OUT = Path("bench-results-small"), Path("bench-results-lasso")
-GPU_OUT = Path("bench-results-gpu")
-ONLY_LARGE = ("dtype", "device", "trials", "time_limit", "functional", "memory")
+ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory")
+OTHERS = {  # the options that a suite does not have
+    "small": ("dtype", *ONLY_LARGE),
+    "lasso": ("dtype", *ONLY_LARGE, "sizes"),
+    "gpu": (*ONLY_LARGE, "sizes", "systems"),
+}
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
 
@@ -61,41 +64,15 @@ def bench(
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
     options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu"))
-    if suite == "lasso":
-        _check_given(context, suite, (*ONLY_LARGE, "sizes"))
-        return bench_lasso(
-            problems=family,
-            systems=systems,
-            repeats=repeats,
-            seed=seed,
-            out=out if _given(context, "out") else LASSO_OUT,
-            fresh=fresh,
-            quick=quick,
-            threads=threads,
-        )
-    if suite == "gpu":
-        _check_given(context, suite, (*(set(ONLY_LARGE) - {"dtype"}), "sizes", "systems"))
-        return bench_gpu(
-            sets=family,
-            dtype=dtype,
-            repeats=repeats,
-            seed=seed,
-            out=out if _given(context, "out") else GPU_OUT,
-            quick=quick,
-        )
-    if suite == "small":
-        _check_given(context, suite, ONLY_LARGE)
-        return bench_small(
-            sizes=sizes,
-            sets=family,
-            systems=systems,
-            repeats=repeats,
-            seed=seed,
-            out=out if _given(context, "out") else SMALL_OUT,
-            fresh=fresh,
-            quick=quick,
-            threads=threads,
-        )
+    if suite != "large":
+        folder = out if _given(context, "out") else Path(f"bench-results-{suite}")
+        asked = Asked(systems, repeats, seed, folder, fresh, quick, threads)
+        _check_given(context, suite, OTHERS[suite])
+        if suite == "lasso":
+            return bench_lasso(asked, problems=family)
+        if suite == "small":
+            return bench_small(asked, sizes=sizes, sets=family)
+        return bench_gpu(asked, sets=family, dtype=dtype)
     from rich.console import Console
 
     from dfwlayer_bench.bench.run import run_plan, saved_cells

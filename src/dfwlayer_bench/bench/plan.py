@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dfwlayer_bench.options import check_device, check_names, check_sizes, split
 
-__all__ = ["Defaults", "Plan", "identity_of", "plan_of", "words_of"]
+__all__ = ["Asked", "Defaults", "Plan", "identity_of", "machine_identity", "plan_of", "words_of"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class Defaults:
     trials: int
     repeats: int
     time_limit: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every suite may be asked for; None and nothing stand for its own choice."""
+
+    systems: list[str] | None
+    repeats: int | None
+    seed: int
+    out: Path
+    fresh: bool
+    quick: bool
+    threads: int | None
 
 
 def plan_of(
@@ -117,8 +131,12 @@ def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
         "seed": plan.seed,
         "functional": plan.functional,
         "threads": plan.threads,
-        "cpu": machine["cpu"],
-        "cores": machine["cores"],
-        "torch": machine["versions"]["torch"],
-        "dfwlayer": machine["versions"]["dfwlayer"],
+        **machine_identity(machine),
     }
+
+
+def machine_identity(machine: dict[str, Any]) -> dict[str, Any]:
+    """What of a machine has to be the same for times to be compared."""
+    versions = machine["versions"]
+    kept = {name: versions[name] for name in ("torch", "dfwlayer")}
+    return {"cpu": machine["cpu"], "cores": machine["cores"], **kept}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.bench.store import Cell
-from dfwlayer_bench.bench.turns import TimedCell
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
@@ -26,7 +25,6 @@ __all__ = [
     "median",
     "outcome_of",
     "rows_of",
-    "settings_by_system",
     "settings_text",
     "table_of",
     "write_files",
@@ -141,15 +139,6 @@ def settings_text(settings: Sequence[dict[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def settings_by_system(names: Iterable[str], cells: Sequence[TimedCell]) -> dict[str, str]:
-    """The settings of each system that was told any, as text."""
-    found = {
-        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
-        for name in names
-    }
-    return {name: settings_text(own) for name, own in found.items() if own}
-
-
 def median(values: Iterable[float | None]) -> float | None:
     """That of those that are known, None if there are none."""
     known = [value for value in values if value is not None]
@@ -184,18 +173,17 @@ def _texts(row: Row) -> tuple[str, ...]:
     spread = text.NOTHING
     if row.seconds_low is not None and row.seconds_high is not None:
         spread = f"{text.time(row.seconds_low)} – {text.time(row.seconds_high)}"
-    status = f"{row.status}: {row.detail}" if row.detail else row.status
     return (
         row.label,
         text.time(row.seconds),
         spread,
-        text.NOTHING if row.ratio is None else f"{row.ratio:.3g}",
+        text.times(row.ratio, 3),
         text.small(row.error),
         text.NOTHING if row.cosine is None else f"{row.cosine:.6f}",
         text.small(row.gradient_error),
         text.small(row.violation),
         text.NOTHING if row.memory_mb is None else f"{row.memory_mb:.0f} MB",
-        status,
+        text.status(row.status, row.detail),
     )
 
 

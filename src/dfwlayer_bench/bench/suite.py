@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dfwlayer_bench.bench.plan import Asked, machine_identity
 from dfwlayer_bench.bench.store import Store, StoreError
+from dfwlayer_bench.bench.tables import Tables
+from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, cells_of, run_groups
 from dfwlayer_bench.report.progress import Report, progress
 from dfwlayer_bench.report.terminal import interrupted, refuse
 
-__all__ = ["conduct", "identity_of"]
+__all__ = ["conduct", "take_turns"]
 
 Cells = TypeVar("Cells")
+Own = TypeVar("Own", bound=TimedCell)
 
 
 def conduct(
@@ -52,14 +57,35 @@ def conduct(
     return 0 if ended else interrupted(console)
 
 
-def identity_of(suite: str, seed: int, threads: int, machine: dict[str, Any]) -> dict[str, Any]:
+def take_turns(
+    asked: Asked,
+    tables: Tables[Own, Any],
+    plan: TimedPlan,
+    words: Sequence[str],  # of the command, for the problems of the plan
+    ready: Callable[[Own], Callable[[Own], Passes | None]],  # see `run_groups`
+) -> int:
+    """Run a suite whose systems take turns at each problem, on the CPU; returns the exit code."""
+
+    def cells(store: Store) -> list[list[Own]]:
+        return cells_of(plan, store, tables.cell, tables.systems)
+
+    def begun(store: Store) -> list[Own]:
+        return [cell for group in cells(store) for cell in group if cell.status != "pending"]
+
+    return conduct(
+        asked.out,
+        fresh=asked.fresh,
+        threads=plan.threads,
+        device="cpu",
+        command=shlex.join(["dfw", "bench", "--suite", tables.name, *words, *plan.words()]),
+        identity=lambda machine: _identity(tables.name, plan, machine),
+        count=plan.cells,
+        run=lambda store, report: run_groups(cells(store), plan.repeats, store, report, ready),
+        saved=begun,
+        finish=lambda found, about: tables.finish(asked.out, found, about),
+    )
+
+
+def _identity(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a run to go on where another one was interrupted."""
-    return {
-        "suite": suite,
-        "seed": seed,
-        "threads": threads,
-        "cpu": machine["cpu"],
-        "cores": machine["cores"],
-        "torch": machine["versions"]["torch"],
-        "dfwlayer": machine["versions"]["dfwlayer"],
-    }
+    return {"suite": suite, "seed": plan.seed, "threads": plan.threads, **machine_identity(machine)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems.base import Packaged, Setting, timed
 
-__all__ = ["Passes", "TimedCell", "prepared", "restored", "run_groups"]
+__all__ = ["Passes", "TimedCell", "TimedPlan", "TimedSystem", "cells_of", "prepared", "run_groups"]
 
 CPU = torch.device("cpu")
 LONG = 5.0  # seconds; a call that takes longer is timed once
@@ -36,47 +37,127 @@ class Passes:
     both: Callable[[], tuple[Tensor, Tensor]] | None
     settings: dict[str, Setting]
 
+    @classmethod
+    def of(
+        cls,
+        x_of: Callable[[Tensor], Tensor],
+        given: Tensor,
+        value: Callable[[Tensor], Tensor],
+        settings: dict[str, Setting],
+    ) -> Passes:
+        """Of a function that torch differentiates: the gradient of value(x) in what is given."""
 
-class TimedCell(Protocol):
-    """One system on one problem, a dataclass; ``status`` as of `bench.store.Cell`."""
+        def both() -> tuple[Tensor, Tensor]:
+            learned = given.detach().requires_grad_()
+            x = x_of(learned)
+            (gradient,) = torch.autograd.grad(value(x), learned)
+            return x.detach(), gradient
+
+        return cls(lambda: x_of(given), both, settings)
+
+
+Given = TypeVar("Given", contravariant=True)  # a problem
+
+
+@dataclass(frozen=True)
+class TimedSystem(Packaged, Generic[Given]):
+    """One row of the registry of a suite.
+
+    Attributes:
+        name: What ``--systems`` accepts.
+        label: What tables and figures print.
+        prepare: Makes the passes ready; what it does (compiling, finding a step size, converting
+            numbers) is not timed.
+        packages: Distributions it needs beside torch.
+
+    """
+
+    name: str
+    label: str
+    prepare: Callable[[Given], Passes]
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPlan(ABC):
+    """What to run: every problem by every system."""
+
+    systems: tuple[str, ...]
+    repeats: int
+    seed: int
+    threads: int
+
+    @abstractmethod
+    def groups(self) -> list[tuple[Any, ...]]:
+        """What names each problem."""
+
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return len(self.groups()) * len(self.systems)
+
+    def words(self) -> list[str]:
+        """The plan as words of a command, but for its problems."""
+        words = ["--systems", *self.systems, "--repeats", str(self.repeats)]
+        return [*words, "--seed", str(self.seed), "--threads", str(self.threads)]
+
+
+@dataclass(kw_only=True)
+class TimedCell(ABC):
+    """One system on one problem; ``status`` as of `bench.store.Cell`."""
 
     system: str
-    status: str
-    detail: str
-    forward_seconds: list[float]
-    both_seconds: list[float]
-    settings: dict[str, Any]
-    versions: dict[str, str]
+    status: str = "pending"
+    detail: str = ""
+    forward_seconds: list[float] = field(default_factory=list)
+    both_seconds: list[float] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> str:
-        """Its name on disk."""
-
-    @property
+    @abstractmethod
     def where(self) -> str:
         """Its name for people."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Its name on disk."""
 
 
 Own = TypeVar("Own", bound=TimedCell)
 
 
-def restored(store: Store, cell: Own) -> Own:
+def cells_of(
+    plan: TimedPlan, store: Store, kind: type[Own], known: Mapping[str, TimedSystem[Any]]
+) -> list[list[Own]]:
+    """Those of each problem of the plan, as saved where that still holds."""
+    return [
+        [
+            _restored(store, kind(*group, system=name, versions=known[name].versions()))
+            for name in plan.systems
+        ]
+        for group in plan.groups()
+    ]
+
+
+def _restored(store: Store, cell: Own) -> Own:
     """The cell as saved where that still holds, otherwise as it is."""
     found = store.read(cell.key)
-    if found is None or set(found) != {item.name for item in fields(cell)}:  # type: ignore[arg-type]
+    if found is None or set(found) != {item.name for item in fields(cell)}:
         return cell
     saved = type(cell)(**found)
     return saved if saved.versions == cell.versions else cell
 
 
 def run_groups(
-    groups: Iterable[Sequence[Own]],
+    groups: Sequence[Sequence[Own]],
     repeats: int,
     store: Store,
     report: Report,
     ready: Callable[[Own], Callable[[Own], Passes | None]],
-) -> None:
-    """Finish every cell, saving each as it grows.
+) -> list[Own]:
+    """Finish every cell, saving each as it grows; returns all of them.
 
     The cells of a group have one problem. ``ready`` makes it for the first of them that is not
     finished and returns what prepares a system for it, None for one that cannot run.
@@ -95,6 +176,7 @@ def run_groups(
             report(group[0].where, len(group) - len(unfinished))
             if unfinished:
                 _run_group(unfinished, store, report, ready(unfinished[0]), done)
+    return [cell for group in groups for cell in group]
 
 
 def _run_group(
@@ -122,7 +204,7 @@ def _run_group(
 
 
 def _save(store: Store, cell: TimedCell) -> None:
-    store.write(cell.key, asdict(cell))  # type: ignore[call-overload]
+    store.write(cell.key, asdict(cell))
 
 
 def prepared(

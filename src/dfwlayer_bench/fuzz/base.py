@@ -107,13 +107,13 @@ class SetRow(ABC):
         """The situations that ``design`` knows."""
         return ("active", "inside")
 
+    @abstractmethod
     def design(self, draw: Draw, situation: str) -> Design:
         """A solution designed backwards."""
-        raise NotImplementedError
 
+    @abstractmethod
     def active(self, x: Tensor, p: dict[str, Tensor], notes: dict[str, Tensor]) -> Any:
         """(equations, mask): what is zero on the face, and which of it counts; one problem."""
-        raise NotImplementedError
 
 
 def number(p: float) -> str:

@@ -66,13 +66,13 @@ class ObjectiveRow(ABC):
         """Negative curvature (B,) that rounding has left in the parameters, None for none."""
         return None
 
+    @abstractmethod
     def fit(self, rng: np.random.Generator, x: Array, force: Array, exact: bool) -> Params:
         """Parameters with ∇f(x) = −force, and f(x) = 0 where ``exact`` (then without force)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def torch(self, x: Tensor, p: dict[str, Tensor]) -> Tensor:
         """f(x) of one problem in units of one, for derivatives by torch."""
-        raise NotImplementedError
 
 
 def times(matrix: Array, x: Array) -> Array:

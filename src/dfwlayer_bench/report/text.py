@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["NOTHING", "markdown_table", "significant", "small", "spread", "time"]
+__all__ = [
+    "NOTHING",
+    "markdown_table",
+    "significant",
+    "small",
+    "spread",
+    "status",
+    "time",
+    "times",
+]
 
 NOTHING = "—"
 
@@ -21,6 +30,16 @@ def small(value: float | None) -> str:
     if value is None:
         return NOTHING
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def times(ratio: float | None, digits: int = 2) -> str:
+    """How many times as long, to so many digits."""
+    return NOTHING if ratio is None else f"{ratio:.{digits}g}"
+
+
+def status(name: str, detail: str) -> str:
+    """How something ended, and why if that is known."""
+    return f"{name}: {detail}" if detail else name
 
 
 def significant(value: float | None, digits: int = 3) -> str:

@@ -178,7 +178,7 @@ def _against_exact(family: str, rows: Sequence[SystemRow]) -> Table:
     lines = []
     for n in sizes_of(rows):
         for row in (row for row in rows if row.n == n):
-            told = row.status if not row.detail else f"{row.status}: {row.detail}"
+            told = text.status(row.status, row.detail)
             lines.append(
                 [
                     str(n),

@@ -15,8 +15,9 @@ from dfwlayer.engines import compiled
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods import Problem
 from dfwlayer.methods.face_newton import newton_step
-from dfwlayer.methods.interior_point import interior_point, on_face
+from dfwlayer.methods.interior_point import interior_point
 from dfwlayer.methods.phases import Iterate
+from dfwlayer.methods.region_face import on_face
 from helpers import DTYPES, F64
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)

@@ -146,6 +146,13 @@ class Intersection(Constraint):
         P = torch.zeros(1, g.shape[-1], g.shape[-1], dtype=torch.float64, device=g.device)
         return self._found(P, g.detach().double(), g)
 
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """There is none that depends on the parameters of the sets."""
+        raise ValueError(
+            "method: 'dfw' needs a soft vertex, which an Intersection does not have; use 'sqp', "
+            "which 'auto' means here"
+        )
+
     def lowest(self, g: Tensor) -> Tensor:
         """What the forces of the sets prove."""
         slope = g.detach().double().reshape(-1, g.shape[-1])

@@ -56,6 +56,23 @@ class LinearFace(Face):
         high = torch.where(self.bound > 0, upper, 0)
         return torch.where(self.bound < 0, lower, high)
 
+    def solved(self, target: Tensor) -> Tensor:
+        """The point of the face nearest to another one, differentiable in it and in the rows."""
+        n, slopes, pinned = self.x.shape[-1], self._slopes(), self.pinned()
+        count = slopes.shape[-2]
+        N = slopes * self.free.unsqueeze(-2)
+        rest = self._totals() - (slopes @ pinned.unsqueeze(-1)).squeeze(-1)
+        # rows that are none, or depend on others, have no force of their own
+        ridge = 64 * torch.finfo(N.dtype).eps * (1 + N.detach().square().sum(-1))
+        cross = N @ N.mT + torch.diag_embed(ridge)
+        inside = torch.where(self.free, target, 0)
+        lead = (N @ inside.unsqueeze(-1)).squeeze(-1) - rest
+        if count == 0 or n == 0:
+            return inside + pinned
+        force = torch.linalg.solve(cross, lead.unsqueeze(-1))
+        found: Tensor = inside - (N.mT @ force).squeeze(-1) + pinned
+        return found
+
     def system(self, objective: Objective) -> FaceSystem | None:
         """By one factorisation, where the Hessian can be written down."""
         return saddle_system(objective, self)

@@ -174,6 +174,20 @@ class Polyhedron(Constraint):
             )
         return _placed(found, g)
 
+    def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
+        """The minimiser of ⟨g, s⟩ + τ/2 ‖s‖², the projection of −g/τ."""
+        target = -g / temperature
+        with torch.no_grad():
+            program = self.linear(g)
+            n = g.shape[-1]
+            eye = torch.eye(n, dtype=program.q.dtype, device=g.device).unsqueeze(0)
+            q = -target.double().reshape(program.q.shape)
+            found = minimise(program._replace(P=eye, q=q))
+            noise = 64 * torch.finfo(g.dtype).eps * (q.abs() + found.x.abs()).amax(-1)
+            x = found.x.to(g.dtype).reshape(g.shape)
+            face = face_of_answer(self, found, x, noise)
+        return face.solved(target) if torch.is_grad_enabled() else x
+
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By interior-point steps."""
         program = self.linear(z)

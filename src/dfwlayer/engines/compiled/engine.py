@@ -9,7 +9,7 @@ from torch import Tensor
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import carrying
 from dfwlayer.engines.compiled.arrays import Array
-from dfwlayer.engines.compiled.kernels.numbers import SOLVED
+from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings

@@ -16,7 +16,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import EPS, Array, Batch, Laid, array_of, outer, summed
-from dfwlayer.engines.compiled.kernels.numbers import DOUBTED, SOLVED
+from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
 from dfwlayer.engines.compiled.sets import sets_of
 from dfwlayer.objectives.base import Objective
@@ -77,7 +77,7 @@ class Quadratics:
             return [of_matrix, summed(self.vector, -u) if asked[1] else None]
         # of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b
         _, _, A, b = self.arrays
-        left = codes[0, :, None] != SOLVED
+        left = codes[0, :, None] != outcome.SOLVED
         with np.errstate(all="ignore"):  # the numbers of what was left may be any
             moved = np.where(left, 0.0, _times(A, u))
             residual = _times(A, x) - b
@@ -131,7 +131,7 @@ class Layout(Laid):
             # what P c is off by is no more than what is allowed for, and the gap small for f(x)
             near = np.abs(c).max(-1) <= FARTHEST * np.abs(found.x).max(-1)
             proven = found.values[1] <= tol * np.maximum(np.abs(found.values[0]), 1e-300)
-        found.codes[0, (found.codes[0] == SOLVED) & ~(near & proven)] = DOUBTED
+        found.codes[0, (found.codes[0] == outcome.SOLVED) & ~(near & proven)] = outcome.DOUBTED
         return found
 
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
@@ -140,10 +140,10 @@ class Layout(Laid):
         adjoint.drop_lost(found.x, self.dtype)
         x, of_centre = found.x, None
         if self.centres is not None:
-            x = x + np.where(found.codes[0, :, None] == SOLVED, self.centres.array, 0.0)
+            x = x + np.where(found.codes[0, :, None] == outcome.SOLVED, self.centres.array, 0.0)
             if asked[2]:  # v − P u: x moves along with c, and away by what P c does to q
                 along = v - self.objective.product(adjoint.u)
-                along = np.where(found.codes[0, :, None] == SOLVED, along, 0.0)
+                along = np.where(found.codes[0, :, None] == outcome.SOLVED, along, 0.0)
                 of_centre = summed(self.centres.value, along)
         of_objective = self.objective.pullback(asked[:2], found.codes, x, adjoint.u)
         gradients = [*of_objective, of_centre]

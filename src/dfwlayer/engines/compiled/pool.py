@@ -17,33 +17,14 @@ import numpy as np
 
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.columns import Columns
-from dfwlayer.engines.compiled.kernels import outside
+from dfwlayer.engines.compiled.kernels import outcome, outside, place, table
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE
 from dfwlayer.engines.compiled.kernels.exchange import (
     SETTLED,
     SOLVES,
     STEPS,
     WHAT,
     exchange,
-)
-from dfwlayer.engines.compiled.kernels.numbers import (
-    DOUBLE,
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
 )
 from dfwlayer.engines.compiled.threads import spread
 
@@ -81,8 +62,8 @@ class Pooled(NamedTuple):
 def signs_of(x: Array, places: Array) -> Array:
     """Of x in budgets, and those on the way out where a bound holds it at zero."""
     signs = np.sign(x)
-    signs[(x == 0) & (places == LOW)] = 1.0
-    signs[(x == 0) & (places == HIGH)] = -1.0
+    signs[(x == 0) & (places == place.LOW)] = 1.0
+    signs[(x == 0) & (places == place.HIGH)] = -1.0
     return signs
 
 
@@ -115,7 +96,7 @@ class Search:
         self.x, self.places = np.zeros((batch, n)), np.zeros((batch, n), np.int8)
         self.rounded = self.x if self.eps == DOUBLE else self.x.copy()
         self.codes, self.values = np.zeros((4, batch), np.int64), np.zeros((2, batch))
-        self.codes[SETTLED] = k == ROWS  # a start at its bounds is feasible
+        self.codes[SETTLED] = k == table.ROWS  # a start at its bounds is feasible
         self.multipliers, self.g = np.zeros((batch, k)), np.zeros((batch, n))
         self.todo, self.inside = np.ones(batch, np.bool_), np.zeros(n, np.bool_)
         self.limit = min(n, int((3 * WITHIN * columns.entries) ** (1 / 3)) + BLOCK)
@@ -126,7 +107,7 @@ class Search:
         """Solve from a start (·, n); None where this is not the way."""
         if not self._begin(start) or self._crowded():
             return None
-        free = np.flatnonzero((self.places[self.todo] == FREE).any(0))
+        free = np.flatnonzero((self.places[self.todo] == place.FREE).any(0))
         if len(free) > self.limit:
             return None
         members = self._with(free, np.zeros((len(self.x), 0)))
@@ -140,7 +121,7 @@ class Search:
             if not self.todo.any() or not (more := self._next(wrong)).size:
                 break
             members = self._with(more, members.sides)
-        self.codes[WHAT, self.todo] = LOST
+        self.codes[WHAT, self.todo] = outcome.LOST
         return self._results(members)
 
     def _keep(self, members: _Members, done: Array) -> None:
@@ -176,8 +157,8 @@ class Search:
         """The points next to z and where they are, or only that."""
         codes = np.zeros(len(self.x), np.int64)
         self._spread(outside.begin, self.blocks, self.g, z, given, self.x, self.places, codes)
-        self.todo &= codes != UNFIT
-        self.codes[WHAT, ~self.todo] = UNFIT
+        self.todo &= codes != outcome.UNFIT
+        self.codes[WHAT, ~self.todo] = outcome.UNFIT
         self.x[~self.todo] = 0.0
 
     def _crowded(self) -> bool:
@@ -191,7 +172,7 @@ class Search:
         z = self.x - self.g / max(self.columns.lengths.max() ** 2, 1e-300)
         codes = np.zeros(len(x), np.int64)
         self._spread(outside.begin, self.blocks, self.g, z, False, x, places, codes)
-        return bool((places[self.todo] == FREE).mean() > MANY)
+        return bool((places[self.todo] == place.FREE).mean() > MANY)
 
     def _vertices(self) -> bool:
         """For budgets zero, for equations the vertex that f likes; False for other sets."""
@@ -199,22 +180,22 @@ class Search:
         for first, end, row, last in self.blocks:
             if last - row != 1:
                 return False
-            slope, lower = body[:, row, first:end], body[:, LOWER, first:end]
-            if (body[:, row, KIND] == BUDGET).all():
+            slope, lower = body[:, row, first:end], body[:, table.LOWER, first:end]
+            if (body[:, row, table.KIND] == table.BUDGET).all():
                 continue
             if not (slope > 0).all() or not np.isfinite(lower).all():
                 return False
         for b, x in enumerate(self.x):
             own = body[b if len(body) > 1 else 0]
             for first, end, row, _ in self.blocks:
-                if own[row, KIND] != BUDGET:
+                if own[row, table.KIND] != table.BUDGET:
                     self._fill(own, row, self.g[b, first:end], x[first:end], slice(first, end))
         return True
 
     def _fill(self, body: Array, row: int, g: Array, x: Array, at: slice) -> None:
         """From the lower bounds up, the best coordinates first, until an equation holds."""
-        slope, low, high = body[row, at], body[LOWER, at], body[UPPER, at]
-        rest = body[row, TOTAL] - slope @ low
+        slope, low, high = body[row, at], body[table.LOWER, at], body[table.UPPER, at]
+        rest = body[row, table.TOTAL] - slope @ low
         room = np.minimum(high - low, max(rest, 0) / slope)
         order = np.argsort((g + 0.5 * self.columns.lengths[at] ** 2 * room) / slope)
         used = np.cumsum((room * slope)[order])
@@ -280,9 +261,11 @@ class Search:
             return np.ascontiguousarray(bodies)
         bodies = np.repeat(bodies, len(self.x), 0) if len(bodies) < len(self.x) else bodies
         x = self.x[:, held]
-        for row in range(ROWS, bodies.shape[1]):
-            budget = (self.bodies[0, row, KIND] == BUDGET).all()
-            bodies[:, row, TOTAL] -= (self.bodies[:, row, held] * (abs(x) if budget else x)).sum(-1)
+        for row in range(table.ROWS, bodies.shape[1]):
+            budget = (self.bodies[0, row, table.KIND] == table.BUDGET).all()
+            bodies[:, row, table.TOTAL] -= (
+                self.bodies[:, row, held] * (abs(x) if budget else x)
+            ).sum(-1)
         return np.ascontiguousarray(bodies)
 
     def _solve(self, members: _Members, *, borrows: bool) -> None:
@@ -309,7 +292,7 @@ class Search:
 
         spread(run, -(-len(q) // GROUP), GROUP * 100 * p * p)
         self.places[:, self.columns.pool.index] = members.places
-        self.todo &= self.codes[WHAT] != LOST
+        self.todo &= self.codes[WHAT] != outcome.LOST
 
     def _look(self, x: Array) -> None:
         """f and its gradient for members at x (B, p), for the problems that go on."""
@@ -343,7 +326,7 @@ class Search:
         )
         self.wrong, doubtful = found
         done = self.todo & (self.wrong == 0)
-        self.codes[WHAT, done & (doubtful > 0)] = DOUBTED
+        self.codes[WHAT, done & (doubtful > 0)] = outcome.DOUBTED
         self._certify(done)
         self.todo &= ~done
         return wrong
@@ -390,17 +373,17 @@ class Search:
 
     def _results(self, members: _Members) -> Pooled | None:
         """What is beyond doubt, with x in its dtype and feasible."""
-        if not (self.codes[WHAT] == SOLVED).any():
+        if not (self.codes[WHAT] == outcome.SOLVED).any():
             return None
-        solved, what = self.codes[WHAT] == SOLVED, self.codes[WHAT]
-        what[solved & (self.codes[SETTLED] == 0)] = UNSETTLED
-        self.todo = solved = what == SOLVED
+        solved, what = self.codes[WHAT] == outcome.SOLVED, self.codes[WHAT]
+        what[solved & (self.codes[SETTLED] == 0)] = outcome.UNSETTLED
+        self.todo = solved = what == outcome.SOLVED
         if self.eps > DOUBLE:
             self.x = self.rounded
             self._look(np.ascontiguousarray(self.x[:, self.columns.pool.index]))
             self._certify(solved)
         value, gap = self.values
-        what[solved & ~(gap <= self.tol * np.maximum(np.abs(value), 1e-300))] = UNPROVEN
+        what[solved & ~(gap <= self.tol * np.maximum(np.abs(value), 1e-300))] = outcome.UNPROVEN
         codes = np.ascontiguousarray(self.codes[[WHAT, STEPS]])
         return Pooled(
             self.x,

@@ -14,18 +14,7 @@ from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Block, Flat, Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
-from dfwlayer.engines.compiled.kernels import ball, nearest, power, search
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-)
+from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, search, table
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
 from dfwlayer.engines.compiled.threads import spread
@@ -37,7 +26,7 @@ KEPT = 4096  # coordinates up to which tables of numbers are kept from call to c
 
 
 class Spot(NamedTuple):
-    """Where a part of a normal form stands in the table of `kernels.polytope`."""
+    """Where a part of a normal form stands in the table of a set, see `kernels.table`."""
 
     line: int
     kind: float  # of the line, where that is a row
@@ -56,7 +45,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Polytopes:
-    """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.kernels.polytope`."""
+    """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.kernels.table`."""
 
     plan: Plan
     parts: tuple[Value, ...]
@@ -95,7 +84,7 @@ class Polytopes:
 
     def projects(self, P: Array) -> bool:
         """Whether the solution is a projection that takes one multiplier at most."""
-        return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= ROWS + 1
+        return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= table.ROWS + 1
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         u, nu, rest = adjoint
@@ -108,14 +97,14 @@ class Polytopes:
             pull: Array | None = None
             if not want:
                 pass
-            elif line < ROWS:
-                held = places[:, at] == (LOW if line == LOWER else HIGH)
+            elif line < table.ROWS:
+                held = places[:, at] == (place.LOW if line == table.LOWER else place.HIGH)
                 pull = np.where(held, rest[:, at], 0.0)
             elif total:
                 pull = nu[:, own]
             else:
                 pull = -(found.multipliers[:, own] * u[:, at] + nu[:, own] * found.x[:, at])
-                if kind == BUDGET:
+                if kind == table.BUDGET:
                     pull = pull * sides[:, at] * signs(part)
             gradients.append(None if pull is None else summed(part, pull))
         return gradients
@@ -250,13 +239,13 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
     if tensors:
         own_sizes = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
         bodies = bodies.repeat(max(own_sizes, default=1), 0)
-    for place, tensor in tensors:
-        line, kind, first, end, total = plan.spots[place]
+    for where, tensor in tensors:
+        line, kind, first, end, total = plan.spots[where]
         values = array_of(tensor, 1)
         if total:
-            bodies[:, line, TOTAL] = values[:, 0]
+            bodies[:, line, table.TOTAL] = values[:, 0]
         else:
-            bodies[:, line, first:end] = np.abs(values) if kind == BUDGET else values
+            bodies[:, line, first:end] = np.abs(values) if kind == table.BUDGET else values
     return Polytopes(plan, tuple(parts), bodies)
 
 
@@ -266,12 +255,12 @@ def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
     spots: list[Spot] = []
     numbers: list[float | None] = []
     bounds: list[tuple[int, int, int, int]] = []
-    first, line = 0, ROWS
+    first, line = 0, table.ROWS
     for count, budget, *values in blocks:
         end, row = first + count, line
-        spots += [Spot(LOWER, -1.0, first, end), Spot(UPPER, -1.0, first, end)]
+        spots += [Spot(table.LOWER, -1.0, first, end), Spot(table.UPPER, -1.0, first, end)]
         for part in range(2, len(values), 2):
-            kind = BUDGET if budget and part == 2 else EQUATION
+            kind = table.BUDGET if budget and part == 2 else table.EQUATION
             spots += [Spot(line, kind, first, end), Spot(line, kind, first, end, True)]
             line += 1
         if line - row > 2:
@@ -281,14 +270,14 @@ def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
         first = end
     if first != n:
         return None
-    table = np.zeros((line, n + 2))
+    lines = np.zeros((line, n + 2))
     for value, (row, kind, start, end, total) in zip(numbers, spots, strict=True):
-        if row >= ROWS:
-            table[row, KIND] = kind
+        if row >= table.ROWS:
+            lines[row, table.KIND] = kind
         if value is None:
             continue
         if total:
-            table[row, TOTAL] = value
+            lines[row, table.TOTAL] = value
         else:
-            table[row, start:end] = abs(value) if kind == BUDGET else value
-    return Plan(tuple(spots), table, np.array(bounds, np.int64))
+            lines[row, start:end] = abs(value) if kind == table.BUDGET else value
+    return Plan(tuple(spots), lines, np.array(bounds, np.int64))

@@ -22,9 +22,7 @@ from dfwlayer.engines.compiled.arrays import (
     summed,
 )
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
-from dfwlayer.engines.compiled.kernels import search
-from dfwlayer.engines.compiled.kernels.numbers import SOLVED
-from dfwlayer.engines.compiled.kernels.polytope import BUDGET, KIND, ROWS
+from dfwlayer.engines.compiled.kernels import outcome, search, table
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
 from dfwlayer.engines.compiled.results import Adjoint, Results
 from dfwlayer.engines.compiled.sets import Polytopes, sets_of
@@ -64,7 +62,7 @@ class WorkingSets(Laid):
         if found is None:
             return None
         # what of the matrix was never looked at; that takes about as long as a gradient
-        solved = torch.from_numpy(np.flatnonzero(found.codes[0] == SOLVED))
+        solved = torch.from_numpy(np.flatnonzero(found.codes[0] == outcome.SOLVED))
         part = self.objective.rows(solved)
         return None if part is None or bool(part.suspect()) else found
 
@@ -96,7 +94,7 @@ class WorkingSets(Laid):
         u[:, index] = own.u
         sides = self._sides(found)
         spots = zip(asked[2:], self.sets.plan.spots, strict=True)
-        bounds = any(want and spot.line < ROWS for want, spot in spots)
+        bounds = any(want and spot.line < table.ROWS for want, spot in spots)
         adjoint = Adjoint(u, own.nu, self._rest(found, own, sides, v) if bounds else u)
         adjoint.drop_lost(found.x, self.dtype)
         gradients = self._of_objective(asked[0], asked[1], found, u)
@@ -114,9 +112,9 @@ class WorkingSets(Laid):
     def _rest(self, found: Pooled, own: Adjoint, sides: Array, v: Array) -> Array:
         """v − P u − Σ ν_j a_j."""
         rest: Array = v - found.columns.product(own.u)
-        for line in range(ROWS, self.sets.bodies.shape[1]):
+        for line in range(table.ROWS, self.sets.bodies.shape[1]):
             slope = self.sets.bodies[:, line, : self.n]
-            budget = self.sets.bodies[0, line, KIND] == BUDGET
+            budget = self.sets.bodies[0, line, table.KIND] == table.BUDGET
             rest -= own.nu[:, line, None] * slope * (sides if budget else 1.0)
         return rest
 
@@ -133,7 +131,7 @@ class WorkingSets(Laid):
         if not matrix:
             return [None, of_vector]
         residual = columns.residual(np.ascontiguousarray(x[:, index]))
-        residual[found.codes[0] != SOLVED] = 0.0
+        residual[found.codes[0] != outcome.SOLVED] = 0.0
         if self.matrix.layout == torch.strided:
             return [outer(self.matrix, -moved, x, -residual, u), of_vector]
         return [self._on_pattern((moved, x), (residual, u)), of_vector]

@@ -13,7 +13,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Block, Flat, Round
 from dfwlayer.engines.compiled.arrays import Batch
-from dfwlayer.engines.compiled.kernels.constants import BUDGET, EQUATION
+from dfwlayer.engines.compiled.kernels.table import BUDGET, EQUATION
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Bounds", "FlatForm", "Form", "Row", "form_of", "tensors_of"]

@@ -15,7 +15,8 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.region import Round
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.arrays import narrowed
-from dfwlayer.engines.compiled.kernels.constants import BUDGET, SOLVED
+from dfwlayer.engines.compiled.kernels.outcome import SOLVED
+from dfwlayer.engines.compiled.kernels.table import BUDGET
 from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
 from dfwlayer.engines.programs.kernels import adjoint, ball, projection, search
 from dfwlayer.engines.programs.launch import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
+from dfwlayer_bench.bench.plan import Asked
 from dfwlayer_bench.options import check_names, split
 from dfwlayer_bench.report.terminal import PLAIN, output, refuse
 
@@ -14,9 +14,7 @@ __all__ = ["bench_gpu"]
 REPEATS, QUICK_REPEATS = 50, 5
 
 
-def bench_gpu(
-    *, sets: list[str] | None, dtype: str, repeats: int | None, seed: int, out: Path, quick: bool
-) -> int:
+def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     """Run the suite, write its files and print its table; returns the exit code."""
     import torch
     from rich.console import Console
@@ -24,12 +22,12 @@ def bench_gpu(
     from dfwlayer_bench.bench.gpu.run import CASES, SETS, as_markdown, floor_seconds, measured
     from dfwlayer_bench.report.machine import describe
 
-    chosen = split(sets)
+    chosen, out, seed = split(sets), asked.out, asked.seed
     check_names("--family", chosen, SETS)
     console = Console(stderr=True)
     if not torch.cuda.is_available():
         return refuse(console, "--suite gpu: PyTorch finds no CUDA device", 2)
-    count = repeats or (QUICK_REPEATS if quick else REPEATS)
+    count = asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS)
     cases = [case for case in CASES if not chosen or case[0] in chosen]
     floor = floor_seconds(count)
     rows = list(measured(cases, getattr(torch, dtype), count, seed))

@@ -1,25 +1,18 @@
-"""From the cells of the lasso suite to rows, tables and files."""
+"""From the cells of the lasso suite to rows and their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.bench.lasso.run import LassoCell
 from dfwlayer_bench.bench.lasso.systems import SYSTEMS
-from dfwlayer_bench.bench.report import median, settings_by_system
+from dfwlayer_bench.bench.report import median
+from dfwlayer_bench.bench.tables import OURS, Tables
 from dfwlayer_bench.report import text
-from dfwlayer_bench.report.files import table_of_texts, write_results
-from dfwlayer_bench.report.machine import machine_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = ["TABLES", "LassoRow", "rows_of"]
 
-__all__ = ["LassoRow", "groups_of", "rows_of", "settings_of", "table_of", "write_files"]
-
-OURS = "dfwlayer"
 HEADER = (
     "system",
     "forward",
@@ -77,14 +70,6 @@ def _row(cell: LassoCell, base: float | None) -> LassoRow:
     )
 
 
-def groups_of(rows: Sequence[LassoRow]) -> list[tuple[str, list[LassoRow]]]:
-    """The rows by problem, each group with its title."""
-    groups: dict[str, list[LassoRow]] = {}
-    for row in rows:
-        groups.setdefault(row.problem, []).append(row)
-    return [(_title(group[0]), group) for group in groups.values()]
-
-
 def _title(row: LassoRow) -> str:
     if row.rows is None:
         return row.problem
@@ -97,35 +82,22 @@ def _texts(row: LassoRow) -> tuple[str, ...]:
         row.label,
         text.time(row.forward_seconds),
         text.time(row.both_seconds),
-        text.NOTHING if row.ratio is None else f"{row.ratio:.2g}",
+        text.times(row.ratio),
         text.small(row.gap),
         text.NOTHING if row.nonzeros is None else str(row.nonzeros),
-        f"{row.status}: {row.detail}" if row.detail else row.status,
+        text.status(row.status, row.detail),
     )
 
 
-def table_of(rows: Sequence[LassoRow], title: str) -> Table:
-    """The rows of one problem, for the terminal."""
-    styled = [
-        (_texts(row), "bold" if row.system == OURS else ("" if row.status == "ok" else "dim"))
-        for row in rows
-    ]
-    return table_of_texts(HEADER, styled, title)
-
-
-def settings_of(cells: Sequence[LassoCell]) -> dict[str, str]:
-    """What each system was told."""
-    return settings_by_system(SYSTEMS, cells)
-
-
-def write_files(
-    folder: Path, cells: Sequence[LassoCell], rows: Sequence[LassoRow], about: dict[str, Any]
-) -> None:
-    """lasso.csv (rows), lasso.json (everything) and lasso.md (tables)."""
-    lines = [f"`{about['command']}`", "", f"{machine_text(about['machine'])}; float64 on the CPU."]
-    for title, group in groups_of(rows):
-        lines += ["", f"### {title}", ""]
-        lines += text.markdown_table(HEADER, [_texts(row) for row in group])
-    lines += ["", "### Settings", ""]
-    lines += [f"- {name}: {settings}" for name, settings in settings_of(cells).items()]
-    write_results(folder, "lasso", LassoRow, rows, cells, about, "\n".join(lines) + "\n")
+TABLES = Tables(
+    name="lasso",
+    cell=LassoCell,
+    row=LassoRow,
+    systems=SYSTEMS,
+    header=HEADER,
+    width=120,
+    rows=rows_of,
+    problem=lambda row: row.problem,
+    title=_title,
+    texts=_texts,
+)

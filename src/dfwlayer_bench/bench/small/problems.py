@@ -124,6 +124,10 @@ class Problem:
     def batched(self) -> bool:
         return self.q.dim() == 2
 
+    def value(self, x: Tensor) -> Tensor:
+        """The functional, of all problems together."""
+        return (self.v * x).sum()
+
 
 @dataclass(frozen=True)
 class Reference:

@@ -1,26 +1,20 @@
-"""From the cells of the small suite to rows, tables, files and figures."""
+"""From the cells of the small suite to rows, their tables and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from dfwlayer_bench.bench.report import median, settings_by_system
+from dfwlayer_bench.bench.report import median
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
+from dfwlayer_bench.bench.tables import OURS, Tables
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.figures import Bars, Panel, look_of, save_figure
-from dfwlayer_bench.report.files import table_of_texts, write_results
-from dfwlayer_bench.report.machine import machine_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = ["TABLES", "SmallRow", "rows_of"]
 
-__all__ = ["SmallRow", "groups_of", "rows_of", "settings_of", "table_of", "write_files"]
-
-OURS = "dfwlayer"
 HEADER = (
     "system",
     "forward + backward",
@@ -88,14 +82,6 @@ def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
     )
 
 
-def groups_of(rows: Sequence[SmallRow]) -> list[tuple[str, list[SmallRow]]]:
-    """The rows by set and size, each group with its title."""
-    groups: dict[str, list[SmallRow]] = {}
-    for row in rows:
-        groups.setdefault(f"{row.set}, {size_text(row)}", []).append(row)
-    return list(groups.items())
-
-
 def size_text(row: SmallRow) -> str:
     """The size of a problem or a batch, as printed."""
     return f"{'one' if row.count == 1 else row.count}×{row.n}"
@@ -106,33 +92,16 @@ def _texts(row: SmallRow) -> tuple[str, ...]:
         row.label,
         text.time(row.both_seconds),
         text.time(row.forward_seconds),
-        text.NOTHING if row.ratio is None else f"{row.ratio:.2g}",
+        text.times(row.ratio),
         text.small(row.error),
         text.small(row.gradient_error),
         text.small(row.violation),
-        f"{row.status}: {row.detail}" if row.detail else row.status,
+        text.status(row.status, row.detail),
     )
 
 
-def table_of(rows: Sequence[SmallRow], title: str) -> Table:
-    """The rows of one set and size, for the terminal."""
-    styled = [
-        (_texts(row), "bold" if row.system == OURS else ("" if row.status == "ok" else "dim"))
-        for row in rows
-    ]
-    return table_of_texts(HEADER, styled, title)
-
-
-def settings_of(cells: Sequence[SmallCell]) -> dict[str, str]:
-    """What each system was told."""
-    return settings_by_system(SYSTEMS, cells)
-
-
-def write_files(
-    folder: Path, cells: Sequence[SmallCell], rows: Sequence[SmallRow], about: dict[str, Any]
-) -> None:
-    """small.csv (rows), small.json (everything), small.md (tables) and the figures."""
-    write_results(folder, "small", SmallRow, rows, cells, about, _markdown(cells, rows, about))
+def _draw(folder: Path, rows: Sequence[SmallRow]) -> None:
+    """A figure of both passes, and one of the first alone."""
     for name, label, attribute in (
         ("small", "forward + backward (s)", "both_seconds"),
         ("small-forward", "forward (s)", "forward_seconds"),
@@ -140,16 +109,6 @@ def write_files(
         panels = _panels(rows, label, attribute)
         if panels:
             save_figure(folder, name, panels, panel_size=(8.6, 2.3))
-
-
-def _markdown(cells: Sequence[SmallCell], rows: Sequence[SmallRow], about: dict[str, Any]) -> str:
-    lines = [f"`{about['command']}`", "", f"{machine_text(about['machine'])}; float64 on the CPU."]
-    for title, group in groups_of(rows):
-        lines += ["", f"### {title}", ""]
-        lines += text.markdown_table(HEADER, [_texts(row) for row in group])
-    lines += ["", "### Settings", ""]
-    lines += [f"- {name}: {settings}" for name, settings in settings_of(cells).items()]
-    return "\n".join(lines) + "\n"
 
 
 def _panels(rows: Sequence[SmallRow], label: str, attribute: str) -> list[Panel]:
@@ -189,3 +148,22 @@ def _panels(rows: Sequence[SmallRow], label: str, attribute: str) -> list[Panel]
             )
         )
     return panels
+
+
+def _title(row: SmallRow) -> str:
+    return f"{row.set}, {size_text(row)}"
+
+
+TABLES = Tables(
+    name="small",
+    cell=SmallCell,
+    row=SmallRow,
+    systems=SYSTEMS,
+    header=HEADER,
+    width=140,
+    rows=rows_of,
+    problem=_title,
+    title=_title,
+    texts=_texts,
+    draw=_draw,
+)

@@ -180,13 +180,8 @@ def prepare_proxqp(problem: Problem) -> Passes:
         found: Tensor = solve(problem.P, q, A, b, G, lower, upper)[0]
         return found.view_as(q)
 
-    def both() -> tuple[Tensor, Tensor]:
-        q = problem.q.detach().requires_grad_()
-        x = x_of(q)
-        (gradient,) = torch.autograd.grad((problem.v * x).sum(), q)
-        return x.detach(), gradient
-
-    return Passes(lambda: x_of(problem.q), both, {"eps": eps, "eps_backward": eps_backward})
+    settings: dict[str, Setting] = {"eps": eps, "eps_backward": eps_backward}
+    return Passes.of(x_of, problem.q, problem.value, settings)
 
 
 def prepare_daqp(problem: Problem) -> Passes:

@@ -1,9 +1,9 @@
-"""Running the cells of the small suite: the same problems, one process, the systems in turns."""
+"""The cells of the small suite."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,88 +16,47 @@ from dfwlayer_bench.bench.small.problems import (
     reference_of,
 )
 from dfwlayer_bench.bench.small.systems import SYSTEMS
-from dfwlayer_bench.bench.store import Store
-from dfwlayer_bench.bench.turns import Passes, prepared, restored, run_groups
-from dfwlayer_bench.report.progress import Report
+from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, prepared
 
-__all__ = ["SmallCell", "SmallPlan", "run_small", "saved_small"]
+__all__ = ["SmallCell", "SmallPlan", "ready"]
 
 
-@dataclass(frozen=True)
-class SmallPlan:
-    """What to run: every set with every size (problems, variables) by every system."""
+@dataclass(frozen=True, kw_only=True)
+class SmallPlan(TimedPlan):
+    """Every set with every size (problems, variables) by every system."""
 
     sets: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
-    systems: tuple[str, ...]
-    repeats: int
-    seed: int
-    threads: int
 
-    def groups(self) -> list[tuple[str, int, int]]:
+    def groups(self) -> list[tuple[Any, ...]]:
         """(set, problems, variables)."""
         return [(name, count, n) for count, n in self.sizes for name in self.sets]
 
-    @property
-    def cells(self) -> int:
-        """How many there are."""
-        return len(self.groups()) * len(self.systems)
-
 
 @dataclass
-class SmallCell:
-    """One system on one set and size; ``status`` as of `bench.store.Cell`."""
+class SmallCell(TimedCell):
+    """One system on one set and size."""
 
     set: str
     count: int
     n: int
-    system: str
-    status: str = "pending"
-    detail: str = ""
-    forward_seconds: list[float] = field(default_factory=list)
-    both_seconds: list[float] = field(default_factory=list)
     error: float | None = None  # the largest of x, see `largest_error`
     gradient_error: float | None = None
     violation: float | None = None
     residual: float | None = None  # of the reference
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        return f"{self.set}-{self.count}x{self.n}-{self.system}"
 
     @property
     def where(self) -> str:
         return f"{self.set} {self.count}×{self.n}: {self.system}"
 
-
-def run_small(plan: SmallPlan, store: Store, report: Report) -> list[SmallCell]:
-    """Finish every cell of the plan, saving each as it grows; returns all of them."""
-    groups = _cells(plan, store)
-    run_groups(groups, plan.repeats, store, report, lambda cell: _ready(plan, cell))
-    return [cell for group in groups for cell in group]
+    @property
+    def key(self) -> str:
+        return f"{self.set}-{self.count}x{self.n}-{self.system}"
 
 
-def saved_small(plan: SmallPlan, store: Store) -> list[SmallCell]:
-    """The cells of the plan as they are on disk, those never begun left out."""
-    return [cell for group in _cells(plan, store) for cell in group if cell.status != "pending"]
-
-
-def _cells(plan: SmallPlan, store: Store) -> list[list[SmallCell]]:
-    """Those of each set and size, as saved where that still holds."""
-    return [
-        [
-            restored(store, SmallCell(*group, name, versions=SYSTEMS[name].versions()))
-            for name in plan.systems
-        ]
-        for group in plan.groups()
-    ]
-
-
-def _ready(plan: SmallPlan, first: SmallCell) -> Callable[[SmallCell], Passes | None]:
+def ready(seed: int, first: SmallCell) -> Callable[[SmallCell], Passes | None]:
     """What prepares the systems for the problem of a cell."""
-    problem = make(first.set, first.count, first.n, plan.seed)
+    problem = make(first.set, first.count, first.n, seed)
     reference = reference_of(problem)
     return lambda cell: _prepare(cell, problem, reference)
 

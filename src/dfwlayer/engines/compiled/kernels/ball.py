@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -23,24 +25,8 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    rounded,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.norms import length_of, settle
+from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -73,15 +59,6 @@ def _inverse(P, weight, multiplier, L, z):
 
 
 @kernel
-def _size(weight, x):
-    """‖Wx‖, as exact as a sum in float64 is."""
-    total = 0.0
-    for i in range(len(x)):
-        total += (weight[i] * x[i]) ** 2
-    return np.sqrt(total)
-
-
-@kernel
 def _first(P, q, weight, radius, start, z):
     """The λ for which a start on the boundary would be the solution, 0 for any other start.
 
@@ -91,8 +68,8 @@ def _first(P, q, weight, radius, start, z):
         heaviest = 0.0
         for i in range(len(q)):
             heaviest = max(heaviest, weight[i])
-        return max(_size(weight, q) / radius - 1, 0.0) / (heaviest * heaviest)
-    if not _size(weight, start) > NEAR * radius:
+        return max(length_of(weight, q) / radius - 1, 0.0) / (heaviest * heaviest)
+    if not length_of(weight, start) > NEAR * radius:
         return 0.0
     product(P, start, z)
     along = across = 0.0
@@ -111,7 +88,7 @@ def _secular(P, q, weight, radius, start, x, z, L):
     for trial in range(MOST):
         if not _factorised(P, weight, at, L):
             if at > 0:
-                return 0.0, -LOST
+                return 0.0, -outcome.LOST
             # P alone is singular: begin with a λ that is next to nothing
             for i in range(n):
                 at = max(at, FAINT * P[i, i] / (weight[i] * weight[i]))
@@ -125,14 +102,14 @@ def _secular(P, q, weight, radius, start, x, z, L):
             z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
         _inverse(P, weight, at, L, z)
         add(x, 1.0, z, n)
-        size = _size(weight, x)
+        size = length_of(weight, x)
         if at == 0:
             if size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
                 return 0.0, 1
             if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
-                return 0.0, -DOUBTED
+                return 0.0, -outcome.DOUBTED
         if size < radius * (1 - CLEAR * DOUBLE) and not warm:
-            return 0.0, -LOST  # it is approached from above
+            return 0.0, -outcome.LOST  # it is approached from above
         if abs(size - radius) <= 4 * DOUBLE * radius:
             return at, trial + 1
         for i in range(n):
@@ -144,13 +121,13 @@ def _secular(P, q, weight, radius, start, x, z, L):
         new = at + (size / steep) * size * ((size - radius) / radius)
         if not new > 0:
             if not warm:
-                return 0.0, -LOST
+                return 0.0, -outcome.LOST
             warm, at = False, 0.0  # the start was no good one
             continue
         if abs(new - at) <= 2 * DOUBLE * at:
             return at, trial + 1
         at = new
-    return 0.0, -LOST
+    return 0.0, -outcome.LOST
 
 
 @kernel
@@ -170,54 +147,24 @@ def _fit(P, q, weight, radius):
     return bound
 
 
-@kernel
-def _settle(weight, radius, x, eps, held):
-    """Round x to its dtype, inside; False where that takes more than a nudge."""
-    n = len(x)
-    for trial in range(4):
-        size = _size(weight, x)
-        if trial > 0 and size <= radius:
-            return True
-        shrink = 1.0
-        if held or size > radius:
-            shrink = radius / size * (1 - trial * eps)
-        for i in range(n):
-            x[i] = rounded(x[i] * shrink, eps)
-    return _size(weight, x) <= radius
-
-
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
     @entry
     def search(
-        first,
-        end,
-        P,  # (·, n, n), or empty for the identity
-        q,  # (·, n)
-        A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or empty
-        rhs,  # b (·, m)
-        weights,  # (·, n), positive
-        radii,  # (·, 1)
-        start,  # (·, n)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        most,  # steps
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        multipliers,  # (B, 1)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, P, q, A, rhs, weights, radii, start, eps, tol, most,
+        x, values, codes, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
         n = x.shape[1]
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         z, g = np.empty(n), np.empty(n)
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             own_P = symmetric(P[own(b, P)], eps)
-            if dense and (len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L))):
+            if dense and not sane(own_P, A, eps, L):
                 continue
             own_q, weight = q[own(b, q)], weights[own(b, weights)]
             radius = radii[own(b, radii), 0]
@@ -228,7 +175,7 @@ def _on_disk(stamp):
             begin = start[own(b, start)]
             multiplier, taken = _secular(own_P, own_q, weight, radius, begin, point, z, L)
             if taken < 0 or taken > most:
-                codes[0, b] = -taken if taken < 0 else LOST
+                codes[0, b] = -taken if taken < 0 else outcome.LOST
                 continue
             # a force that is one
             noise, widest = 0.0, 0.0
@@ -240,10 +187,10 @@ def _on_disk(stamp):
             for i in range(n):
                 pull = max(pull, multiplier * weight[i] * weight[i] * abs(point[i]))
             if multiplier > 0 and not pull > CLEAR * noise:
-                codes[0, b] = DOUBTED
+                codes[0, b] = outcome.DOUBTED
                 continue
-            if not _settle(weight, radius, point, eps, multiplier > 0):
-                codes[0, b] = UNSETTLED
+            if not settle(weight, radius, 2.0, point, eps, multiplier > 0):
+                codes[0, b] = outcome.UNSETTLED
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
@@ -254,40 +201,25 @@ def _on_disk(stamp):
                 terms += abs(g[i] * point[i])
                 dual += (g[i] / weight[i]) ** 2
             gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+            if not proven(total, gap, tol, eps):
+                codes[0, b] = outcome.UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken if dense else 1
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken if dense else 1
 
     @entry
-    def adjoint(
-        first,
-        end,
-        P,
-        weights,
-        radii,
-        eps,
-        x,
-        codes,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, 1)
-    ):
+    def adjoint(first, end, P, weights, radii, eps, x, codes, multipliers, v, u, nu):
         """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
         _ = stamp
         n = x.shape[1]
         L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
         normal = np.empty(n)
         for b in range(first, end):
-            out, total = u[b], 0.0
-            for i in range(n):
-                total += v[b, i]
+            out = u[b]
             fill(0.0, out)
             nu[b, 0] = 0.0
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
                 continue
             weight = weights[own(b, weights)]
             radius = radii[own(b, radii), 0]

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import place, table
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, summing
 from dfwlayer.engines.compiled.kernels.faces import slope
-from dfwlayer.engines.compiled.kernels.numbers import DOUBLE, rounded
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    FREE,
-    KIND,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-)
+from dfwlayer.engines.compiled.kernels.numbers import rounded
 
 __all__ = ["gap_of", "settle", "total_of"]
 
@@ -33,7 +25,7 @@ def _plus(total, term):
 def total_of(body, row, x):
     """What a row adds up to, with the rounding of the sum carried along, and its largest term."""
     a = b = c = d = carried = more = size = 0.0
-    slopes, n, budget = body[row], len(x), body[row, KIND] == BUDGET
+    slopes, n, budget = body[row], len(x), body[row, table.KIND] == table.BUDGET
     i = 0
     # four sums at a time, as each has to wait for its last one
     while i < n:
@@ -61,20 +53,20 @@ def total_of(body, row, x):
 def _missing(body, row, x, eps):
     """What x lacks in a row, 0 where that is no more than rounding."""
     total, size = total_of(body, row, x)
-    rest = body[row, TOTAL] - total
-    if body[row, KIND] == BUDGET:  # inside is fine, so a nudge goes a little further
+    rest = body[row, table.TOTAL] - total
+    if body[row, table.KIND] == table.BUDGET:  # inside is fine, so a nudge goes a little further
         return rest - eps * size if rest < 0 else 0.0
-    return rest if abs(rest) > 0.5 * eps * max(size, abs(body[row, TOTAL])) else 0.0
+    return rest if abs(rest) > 0.5 * eps * max(size, abs(body[row, table.TOTAL])) else 0.0
 
 
 @kernel
 def _off(body, row, x, eps):
     """Whether a row is off by more than rounding."""
     total, size = total_of(body, row, x)
-    off = total - body[row, TOTAL]
-    if body[row, KIND] == EQUATION:
+    off = total - body[row, table.TOTAL]
+    if body[row, table.KIND] == table.EQUATION:
         off = abs(off)
-    return off > 2 * eps * max(size, abs(body[row, TOTAL]))
+    return off > 2 * eps * max(size, abs(body[row, table.TOTAL]))
 
 
 @summing
@@ -101,7 +93,7 @@ def settle(body, blocks, places, x, eps, sides):
 
     In every block a coordinate, or two, that has room takes up what rounding left of the rows.
     """
-    _inside(body[LOWER], body[UPPER], x, eps)
+    _inside(body[table.LOWER], body[table.UPPER], x, eps)
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
         if last == row:
@@ -119,7 +111,7 @@ def settle(body, blocks, places, x, eps, sides):
             best = 0.0
             for i in range(first, end):  # the coordinate with most to give
                 size = abs(body[row, i] * x[i])
-                size = size if places[i] == FREE else 0.0
+                size = size if places[i] == place.FREE else 0.0
                 if size > best:
                     best, one = size, i
             if one < 0:
@@ -132,14 +124,14 @@ def settle(body, blocks, places, x, eps, sides):
             c = body[row + 1, one]
             for i in range(first, end):
                 cross = a * body[row + 1, i] - c * slope(body, row, i, sides)
-                if places[i] == FREE and abs(cross) > best:
+                if places[i] == place.FREE and abs(cross) > best:
                     best, two = abs(cross), i
             if two < 0:
                 return False
             b, d = slope(body, row, two, sides), body[row + 1, two]
             x[one] = rounded(x[one] + (d * here - b * there) / (a * d - b * c), eps)
             x[two] = rounded(x[two] + (a * there - c * here) / (a * d - b * c), eps)
-    return _is_inside(body[LOWER], body[UPPER], x)
+    return _is_inside(body[table.LOWER], body[table.UPPER], x)
 
 
 @kernel
@@ -149,25 +141,25 @@ def _bounded_multipliers(body, blocks, g, multipliers):
         first, end, row, last = blocks[block]
         if last == row:
             continue
-        if body[row, KIND] == EQUATION and last - row == 1:
+        if body[row, table.KIND] == table.EQUATION and last - row == 1:
             least, most = -np.inf, np.inf
             for i in range(first, end):
                 a = body[row, i]
                 if a == 0:
                     continue
-                up, down = body[UPPER, i] == np.inf, body[LOWER, i] == -np.inf
+                up, down = body[table.UPPER, i] == np.inf, body[table.LOWER, i] == -np.inf
                 if up if a > 0 else down:
                     least = max(least, -g[i] / a)
                 if down if a > 0 else up:
                     most = min(most, -g[i] / a)
             multipliers[row] = min(max(multipliers[row], least), most)
-        elif body[row, KIND] == BUDGET:
+        elif body[row, table.KIND] == table.BUDGET:
             need = max(multipliers[row], 0.0)
             for i in range(first, end):
                 r = g[i]
                 if last - row == 2:
                     r += multipliers[row + 1] * body[row + 1, i]
-                up, down = body[UPPER, i], -body[LOWER, i]
+                up, down = body[table.UPPER, i], -body[table.LOWER, i]
                 way = up if r < 0 else down
                 if way == np.inf and body[row, i] > 0:
                     need = max(need, (1 + 2 * DOUBLE) * abs(r) / body[row, i])
@@ -204,11 +196,11 @@ def gap_of(body, blocks, x, g, multipliers, hold):
     _bounded_multipliers(body, blocks, g, multipliers)
     fill(0.0, hold)
     rows = 0.0
-    for row in range(ROWS, len(body)):
+    for row in range(table.ROWS, len(body)):
         total, _ = total_of(body, row, x)
-        rest = multipliers[row] * (body[row, TOTAL] - total)
-        budget = body[row, KIND] == BUDGET
+        rest = multipliers[row] * (body[row, table.TOTAL] - total)
+        budget = body[row, table.KIND] == table.BUDGET
         rows += rest if budget else abs(rest)
         add(hold if budget else g, multipliers[row], body[row], len(x))
-    gap, terms = _lagrangian(body[LOWER], body[UPPER], x, g, hold)
+    gap, terms = _lagrangian(body[table.LOWER], body[table.UPPER], x, g, hold)
     return max(gap + rows, 0.0) + DOUBLE * terms

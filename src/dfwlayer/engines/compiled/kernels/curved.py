@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -15,7 +17,6 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     product,
 )
-from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, LOST, ROUNDING
 
 __all__ = [
     "BEND",
@@ -286,4 +287,4 @@ def descend(S, work, m, low, p, bound, scale, most, L):
             _times(S, work[D], x, sx)
         if steps >= most:
             break
-    return 0.0, -LOST
+    return 0.0, -outcome.LOST

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome, place, table
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product
 from dfwlayer.engines.compiled.kernels.faces import (
     GUESS,
@@ -25,20 +27,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     Z,
     minimise,
 )
-from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, DOUBTED, LOST, ROUNDING, SINGLE
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-    ZERO,
-    project,
-)
+from dfwlayer.engines.compiled.kernels.polytope import project
 
 __all__ = ["CLEARLY", "descend", "judge"]
 
@@ -66,44 +55,44 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         widest = max(widest, abs(x[i]))
         noise = max(noise, abs(q[i]))
     noise += bound * widest
-    for row in range(ROWS, k):
+    for row in range(table.ROWS, k):
         steep = 0.0
         for i in range(n):
             steep = max(steep, abs(body[row, i]))
         noise += abs(multipliers[row]) * steep
     noise *= ROUNDING * DOUBLE
     verdict = CLEARLY
-    for row in range(ROWS, k):
-        if body[row, KIND] != BUDGET:
+    for row in range(table.ROWS, k):
+        if body[row, table.KIND] != table.BUDGET:
             continue
         total = steep = 0.0
         kinked = False
         for i in range(n):
             total += body[row, i] * abs(x[i])
             steep = max(steep, body[row, i])
-            kinked = kinked or (places[i] == ZERO and body[row, i] > 0)
+            kinked = kinked or (places[i] == place.ZERO and body[row, i] > 0)
         if multipliers[row] != 0:  # it holds; its force has to be one
             clear, ahead = CLEAR * noise, multipliers[row] * steep
         elif kinked:
             return WRONG
         else:
-            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, TOTAL] - total
+            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, table.TOTAL] - total
         if ahead < -clear:
             return WRONG
         if ahead < clear:
             verdict = DOUBTFUL
     for i in range(n):
-        low, high = body[LOWER, i], body[UPPER, i]
-        place = places[i]
+        low, high = body[table.LOWER, i], body[table.UPPER, i]
+        where = places[i]
         if low == high:
             continue
         r, hold = px[i] + q[i], 0.0
-        for row in range(ROWS, k):
-            if body[row, KIND] == BUDGET:
+        for row in range(table.ROWS, k):
+            if body[row, table.KIND] == table.BUDGET:
                 hold += multipliers[row] * body[row, i]
             else:
                 r += multipliers[row] * body[row, i]
-        if place == FREE:
+        if where == place.FREE:
             ahead = min(x[i] - low, high - x[i])
             size = widest
             if np.isfinite(low):
@@ -115,11 +104,11 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
             clear = CLEAR * ROUNDING * DOUBLE * size
         else:
             clear = CLEAR * noise
-            if place == ZERO:
+            if where == place.ZERO:
                 ahead = hold - abs(r)
             else:
                 r += hold * sides[i]
-                ahead = r if place == LOW else -r
+                ahead = r if where == place.LOW else -r
         if ahead < -clear:
             return WRONG
         if ahead < clear:
@@ -131,22 +120,22 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
 def _stand(body, x, places, multipliers, sides):
     """The face that x lies on: places, signs, and which budgets hold (a multiplier of 1)."""
     n, k = len(x), len(body)
-    for row in range(ROWS, k):
+    for row in range(table.ROWS, k):
         total = 0.0
         for i in range(n):
             total += body[row, i] * abs(x[i])
-        full = total >= (1 - CLEAR * DOUBLE) * body[row, TOTAL]
-        multipliers[row] = 1.0 if body[row, KIND] == BUDGET and full else 0.0
+        full = total >= (1 - CLEAR * DOUBLE) * body[row, table.TOTAL]
+        multipliers[row] = 1.0 if body[row, table.KIND] == table.BUDGET and full else 0.0
     for i in range(n):
         sides[i] = 1.0 if x[i] > 0 else (-1.0 if x[i] < 0 else 0.0)
-        places[i] = FREE
-        for row in range(ROWS, k):
+        places[i] = place.FREE
+        for row in range(table.ROWS, k):
             if multipliers[row] > 0 and body[row, i] > 0 and x[i] == 0:
-                places[i] = ZERO
-        if x[i] >= body[UPPER, i]:
-            places[i] = HIGH
-        if x[i] <= body[LOWER, i]:
-            places[i] = LOW
+                places[i] = place.ZERO
+        if x[i] >= body[table.UPPER, i]:
+            places[i] = place.HIGH
+        if x[i] <= body[table.LOWER, i]:
+            places[i] = place.LOW
 
 
 @kernel
@@ -158,10 +147,10 @@ def _reach(body, x, best, places, holding, sides):
     n, k = len(x), len(body)
     reach, stop, at = 1.0, 0.0, -1
     for i in range(n):
-        if places[i] != FREE:
+        if places[i] != place.FREE:
             continue
-        low, high = body[LOWER, i], body[UPPER, i]
-        for row in range(ROWS, k):
+        low, high = body[table.LOWER, i], body[table.UPPER, i]
+        for row in range(table.ROWS, k):
             if holding[row] > 0 and body[row, i] > 0:  # beyond zero is another face
                 low, high = (max(low, 0.0), high) if sides[i] > 0 else (low, min(high, 0.0))
         if low <= best[i] <= high:
@@ -170,8 +159,8 @@ def _reach(body, x, best, places, holding, sides):
         end = max((limit - x[i]) / (best[i] - x[i]), 0.0)
         if end < reach:
             reach, stop, at = end, limit, i
-    for row in range(ROWS, k):
-        if body[row, KIND] != BUDGET or holding[row] > 0:
+    for row in range(table.ROWS, k):
+        if body[row, table.KIND] != table.BUDGET or holding[row] > 0:
             continue
         for _ in range(
             BLOCK
@@ -182,9 +171,9 @@ def _reach(body, x, best, places, holding, sides):
                 z = x[i] + reach * d
                 total += body[row, i] * abs(z)
                 slope += body[row, i] * (d if z > 0 else -d)
-            if total <= body[row, TOTAL] or not slope > 0:
+            if total <= body[row, table.TOTAL] or not slope > 0:
                 break
-            reach, at = max(reach - (total - body[row, TOTAL]) / slope, 0.0), -1
+            reach, at = max(reach - (total - body[row, table.TOTAL]) / slope, 0.0), -1
     return reach, stop, at
 
 
@@ -232,12 +221,12 @@ def _polish(
     for faces in range(1, most + 1):
         free = 0.0
         for i in range(n):
-            free += 1.0 if places[i] == FREE else 0.0
+            free += 1.0 if places[i] == place.FREE else 0.0
         spent += free**3 / 3 + 5.0 * n * n
         if spent > left:
             return WRONG, faces, spent
-        for row in range(ROWS, k):
-            holding[row] = multipliers[row] if body[row, KIND] == BUDGET else 0.0
+        for row in range(table.ROWS, k):
+            holding[row] = multipliers[row] if body[row, table.KIND] == table.BUDGET else 0.0
         if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
             return SINGULAR, faces, spent
         verdict = judge(q, body, places, multipliers, best, py, bound, sides)
@@ -270,7 +259,11 @@ def _polish(
         x[at] = stop
         for i in range(n):
             places[i] = int(held[i])
-        places[at] = LOW if stop <= body[LOWER, at] else (HIGH if stop >= body[UPPER, at] else ZERO)
+        places[at] = (
+            place.LOW
+            if stop <= body[table.LOWER, at]
+            else (place.HIGH if stop >= body[table.UPPER, at] else place.ZERO)
+        )
         sides[at] = 1.0 if stop > 0 else (-1.0 if stop < 0 else 0.0)
         copy(holding, multipliers)
     return WRONG, most, spent
@@ -295,7 +288,7 @@ def descend(
         copy(x, z)
         fill(0.0, guess)
         if not project(body, blocks, z, y, guess, places, work[WAY]):
-            return -LOST
+            return -outcome.LOST
         product(P, y, py)
         _go(x, px, y, py, 1.0)
     else:  # one gradient step is all it takes, from anywhere
@@ -310,7 +303,7 @@ def descend(
                 z[i] = x[i] - alpha * (px[i] + q[i])
                 held[i] = places[i]
             if not project(body, blocks, z, y, guess, places, work[WAY]):
-                return -LOST
+                return -outcome.LOST
             product(P, y, py)
             steps += 1
             step = alpha
@@ -330,7 +323,7 @@ def descend(
         if length > 0.5 or length == 0:
             # the face of the last step, whose multipliers are those of f times its length
             _go(x, px, y, py, 1.0)
-            for row in range(ROWS, len(body)):
+            for row in range(table.ROWS, len(body)):
                 multipliers[row] = guess[row] / step
             for i in range(n):
                 sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
@@ -338,7 +331,7 @@ def descend(
             _go(x, px, y, py, length)
             _stand(body, x, places, multipliers, sides)
         if steps >= most and dense:
-            return -LOST
+            return -outcome.LOST
         effort += n * n * (trial + 1.0)
         verdict, faces, spent = _polish(
             P,
@@ -360,10 +353,10 @@ def descend(
         steps += faces if dense else 0
         effort += spent
         if verdict == CLEARLY:
-            return steps if steps <= most else -LOST
+            return steps if steps <= most else -outcome.LOST
         if verdict == DOUBTFUL:
-            return -DOUBTED
+            return -outcome.DOUBTED
         failed += 1 if verdict == SINGULAR else 0
         if failed > FAILURES or steps > most or effort > limit:
-            return -LOST
-    return -LOST
+            return -outcome.LOST
+    return -outcome.LOST

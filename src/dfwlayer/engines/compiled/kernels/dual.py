@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LOST, ROUNDING
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     add_rows,
@@ -239,7 +240,7 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, limit
             whole = excess / square if apart else np.inf
             step = min(part, whole)
             if step == np.inf:
-                return count, -LOST
+                return count, -outcome.LOST
             step = max(step, 0.0)
             for i in range(count):
                 held.forces[i] -= step * way[i]
@@ -254,4 +255,4 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, limit
                 break
             _drop(held, count, at, state)
             count -= 1
-    return count, -LOST
+    return count, -outcome.LOST

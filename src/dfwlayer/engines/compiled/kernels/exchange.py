@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import settle
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -30,27 +32,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
 )
 from dfwlayer.engines.compiled.kernels.descent import CLEARLY, judge
 from dfwlayer.engines.compiled.kernels.faces import slope
-from dfwlayer.engines.compiled.kernels.numbers import (
-    DOUBLE,
-    DOUBTED,
-    LOST,
-    ROUNDING,
-    SOLVED,
-    own,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-    ZERO,
-)
+from dfwlayer.engines.compiled.kernels.numbers import own
 
 __all__ = ["SETTLED", "SOLVES", "STEPS", "WHAT", "exchange", "side_of"]
 
@@ -75,21 +57,23 @@ def _minimise(P, q, body, x, places, sides, holds, free, index, L, work, ties, s
     for a in range(free):
         new[a] = -q[index[a]]
     for i in range(p):  # what is held elsewhere than at zero
-        if x[i] != 0 and places[i] != FREE:
+        if x[i] != 0 and places[i] != place.FREE:
             for a in range(free):
                 new[a] -= P[i, index[a]] * x[i]
     forward(L, new, free)
-    for row in range(ROWS, len(body)):
+    for row in range(table.ROWS, len(body)):
         multipliers[row] = 0.0
         if not holds[row]:
             continue
-        reduced, total = work[REDUCED + held], body[row, TOTAL]
+        reduced, total = work[REDUCED + held], body[row, table.TOTAL]
         for a in range(free):
             reduced[a] = slope(body, row, index[a], sides)
         forward(L, reduced, free)
         for i in range(p):
-            if x[i] != 0 and places[i] != FREE:
-                total -= body[row, i] * (abs(x[i]) if body[row, KIND] == BUDGET else x[i])
+            if x[i] != 0 and places[i] != place.FREE:
+                total -= body[row, i] * (
+                    abs(x[i]) if body[row, table.KIND] == table.BUDGET else x[i]
+                )
         ties[ROW, held] = row
         ties[FOUND, held] = dot(reduced, new, free) - total
         for j in range(held + 1):
@@ -107,19 +91,19 @@ def _minimise(P, q, body, x, places, sides, holds, free, index, L, work, ties, s
 
 
 @kernel
-def side_of(wall, place):
+def side_of(wall, where):
     """The sign that |x| has in a budget for a coordinate that moves away from a bound."""
     if wall == 0:
-        return 1.0 if place == LOW else -1.0
+        return 1.0 if where == place.LOW else -1.0
     return 1.0 if wall > 0 else -1.0
 
 
 @kernel
 def _room(body, holds, sides, i):
     """Between what a free coordinate may move: its bounds, and zero where a budget has a kink."""
-    low, high = body[LOWER, i], body[UPPER, i]
-    for row in range(ROWS, len(body)):
-        if holds[row] and body[row, KIND] == BUDGET and body[row, i] > 0:
+    low, high = body[table.LOWER, i], body[table.UPPER, i]
+    for row in range(table.ROWS, len(body)):
+        if holds[row] and body[row, table.KIND] == table.BUDGET and body[row, i] > 0:
             if sides[i] > 0:
                 low = max(low, 0.0)
             else:
@@ -137,14 +121,14 @@ def _until_met(body, row, x, new, free, index, furthest):
     for a in range(free):
         outside -= body[row, index[a]] * abs(x[index[a]])
     for _ in range(CROSSINGS):
-        total, rate = outside - body[row, TOTAL], 0.0
+        total, rate = outside - body[row, table.TOTAL], 0.0
         for a in range(free):
             i = index[a]
             d = new[a] - x[i]
             v = x[i] + alpha * d
             total += body[row, i] * abs(v)
             rate += body[row, i] * (d if v > 0 else -d)
-        if total <= 4 * DOUBLE * body[row, TOTAL] or rate <= 0:
+        if total <= 4 * DOUBLE * body[row, table.TOTAL] or rate <= 0:
             break
         alpha = max(alpha - total / rate, 0.0)  # the sum is convex: never too far back
     return alpha
@@ -163,26 +147,30 @@ def _prices(P, q, body, x, places, sides, multipliers, bound, work):
     for i in range(p):
         noise, widest = max(noise, abs(q[i])), max(widest, abs(x[i]))
     noise += bound * widest
-    for row in range(ROWS, k):
+    for row in range(table.ROWS, k):
         for i in range(p):
             noise = max(noise, abs(multipliers[row] * body[row, i]))
     noise *= ROUNDING * DOUBLE
     for i in range(p):
         wrong[i] = 0.0
-        if places[i] == FREE or work[WAS, i] == BARRED or body[LOWER, i] == body[UPPER, i]:
+        if (
+            places[i] == place.FREE
+            or work[WAS, i] == BARRED
+            or body[table.LOWER, i] == body[table.UPPER, i]
+        ):
             continue
         r, hold = g[i] + q[i], 0.0
-        for row in range(ROWS, k):
-            if body[row, KIND] == BUDGET:
+        for row in range(table.ROWS, k):
+            if body[row, table.KIND] == table.BUDGET:
                 hold += multipliers[row] * body[row, i]
             else:
                 r += multipliers[row] * body[row, i]
         g[i] = r
-        if places[i] == ZERO:
+        if places[i] == place.ZERO:
             over = abs(r) - hold
         else:
             r += hold * sides[i]
-            over = -r if places[i] == LOW else r
+            over = -r if places[i] == place.LOW else r
         if over > noise:
             wrong[i] = over / np.sqrt(max(P[i, i], 1e-300))
             best = max(best, wrong[i])
@@ -192,12 +180,15 @@ def _prices(P, q, body, x, places, sides, multipliers, bound, work):
 @kernel
 def _rows_that_hold(body, x, holds):
     """Equations, and the budgets that x spends."""
-    for row in range(ROWS, len(body)):
-        total = body[row, TOTAL]
-        if body[row, KIND] == BUDGET:
+    for row in range(table.ROWS, len(body)):
+        total = body[row, table.TOTAL]
+        if body[row, table.KIND] == table.BUDGET:
             for i in range(len(x)):
                 total -= body[row, i] * abs(x[i])
-        holds[row] = body[row, KIND] == EQUATION or total <= ROUNDING * DOUBLE * body[row, TOTAL]
+        holds[row] = (
+            body[row, table.KIND] == table.EQUATION
+            or total <= ROUNDING * DOUBLE * body[row, table.TOTAL]
+        )
 
 
 @kernel
@@ -216,7 +207,7 @@ def _exchange(
     _rows_that_hold(body, x, holds)
     free, fresh, steps, solves = kept, 0, 0, 0
     for i in range(p if kept == 0 else 0):
-        if places[i] == FREE:
+        if places[i] == place.FREE:
             if free == limit or not join(P, i, free, index, L):
                 return -1, steps, solves
             free += 1
@@ -234,9 +225,13 @@ def _exchange(
         before = free
         for a in range(before - 1, before - 1 - fresh, -1):
             i = index[a]
-            d, place = new[a] - x[i], int(was[i])
-            if d * sides[i] <= 0 if place == ZERO else (d <= 0 if place == LOW else d >= 0):
-                places[i] = place
+            d, where = new[a] - x[i], int(was[i])
+            if (
+                d * sides[i] <= 0
+                if where == place.ZERO
+                else (d <= 0 if where == place.LOW else d >= 0)
+            ):
+                places[i] = where
                 was[i] = BARRED if fresh == 1 else 0.0
                 leave(L, free, index, a, cos, sin)
                 free -= 1
@@ -254,7 +249,7 @@ def _exchange(
                 reach = max((nearest - x[i]) / way, 0.0) if way != 0 else 0.0
                 if reach < alpha:
                     alpha, at, wall = reach, a, nearest
-        for row in range(ROWS, k):
+        for row in range(table.ROWS, k):
             if not holds[row]:
                 reach = _until_met(body, row, x, new, free, index, alpha)
                 if reach < alpha:
@@ -269,7 +264,7 @@ def _exchange(
                 if body[met, i] > 0:
                     sides[i] = 1.0 if x[i] > 0 else -1.0
                     if x[i] == 0:
-                        places[i] = ZERO
+                        places[i] = place.ZERO
                         leave(L, free, index, a, cos, sin)
                         free -= 1
             continue
@@ -277,17 +272,19 @@ def _exchange(
             i = index[at]
             x[i] = wall
             places[i] = (
-                LOW if wall == body[LOWER, i] else (HIGH if wall == body[UPPER, i] else ZERO)
+                place.LOW
+                if wall == body[table.LOWER, i]
+                else (place.HIGH if wall == body[table.UPPER, i] else place.ZERO)
             )
-            if places[i] != ZERO:
+            if places[i] != place.ZERO:
                 sides[i] = side_of(wall, places[i])
             leave(L, free, index, at, cos, sin)
             free -= 1
             fill(0.0, was)
             continue
         released = False
-        for row in range(ROWS, k):
-            if body[row, KIND] == BUDGET and holds[row] and multipliers[row] < 0:
+        for row in range(table.ROWS, k):
+            if body[row, table.KIND] == table.BUDGET and holds[row] and multipliers[row] < 0:
                 holds[row], released = False, True
         if released:
             continue
@@ -308,9 +305,9 @@ def _exchange(
                 return -1, steps, solves
             if join(P, chosen, free, index, L):
                 was[chosen] = places[chosen]
-                if places[chosen] == ZERO:
+                if places[chosen] == place.ZERO:
                     sides[chosen] = -1.0 if g[chosen] > 0 else 1.0
-                places[chosen] = FREE
+                places[chosen] = place.FREE
                 free += 1
                 fresh += 1
 
@@ -326,20 +323,22 @@ def _borrow(P, q, body, x, places, sides, others, their_places, their_sides, wor
     """Start from the solution of another problem, made to fit, where that is better; whether so."""
     p, new = len(x), work[NEW]
     shrink = 1.0
-    for row in range(ROWS, len(body)):
-        if body[row, KIND] == EQUATION:
+    for row in range(table.ROWS, len(body)):
+        if body[row, table.KIND] == table.EQUATION:
             return False
         total = 0.0
         for i in range(p):
             total += body[row, i] * abs(others[i])
-        if total > body[row, TOTAL]:
-            shrink = min(shrink, body[row, TOTAL] / total * (1 - DOUBLE))
+        if total > body[row, table.TOTAL]:
+            shrink = min(shrink, body[row, table.TOTAL] / total * (1 - DOUBLE))
     for i in range(p):
         new[i] = shrink * others[i]
-        at_bound = their_places[i] == LOW or their_places[i] == HIGH
-        if not body[LOWER, i] <= new[i] <= body[UPPER, i]:
+        at_bound = their_places[i] == place.LOW or their_places[i] == place.HIGH
+        if not body[table.LOWER, i] <= new[i] <= body[table.UPPER, i]:
             return False
-        if at_bound and new[i] != (body[LOWER, i] if their_places[i] == LOW else body[UPPER, i]):
+        if at_bound and new[i] != (
+            body[table.LOWER, i] if their_places[i] == place.LOW else body[table.UPPER, i]
+        ):
             return False
     if not _value(P, q, new, work) < _value(P, q, x, work):
         return False
@@ -393,7 +392,7 @@ def _on_disk(stamp):
             body, own_q, L, index = bodies[own(b, bodies)], q[b], blank, orders[b]
             if keeps:
                 L = factors[b]
-            if b % group > 0 and codes[WHAT, b - 1] == SOLVED:
+            if b % group > 0 and codes[WHAT, b - 1] == outcome.SOLVED:
                 before = x[b - 1], places[b - 1], sides[b - 1]
                 if _borrow(P, own_q, body, x[b], places[b], sides[b], *before, work):
                     counts[b] = 0
@@ -418,13 +417,13 @@ def _on_disk(stamp):
             counts[b] = max(free, 0)
             codes[STEPS, b] += steps
             codes[SOLVES, b] += solves
-            codes[WHAT, b], codes[SETTLED, b] = LOST, 0
+            codes[WHAT, b], codes[SETTLED, b] = outcome.LOST, 0
             if free < 0:
                 continue
             px = work[GRADIENT]
             times(P, x[b], px)
             verdict = judge(own_q, body, places[b], multipliers[b], x[b], px, bound, sides[b])
-            codes[WHAT, b] = SOLVED if verdict == CLEARLY else DOUBTED
+            codes[WHAT, b] = outcome.SOLVED if verdict == CLEARLY else outcome.DOUBTED
             copy(x[b], rounded[b])
             codes[SETTLED, b] = settle(body, blocks, places[b], rounded[b], eps, sides[b])
 

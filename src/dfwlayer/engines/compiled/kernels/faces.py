@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -10,18 +11,6 @@ from dfwlayer.engines.compiled.kernels.dense import (
     forward,
     kernel,
     product,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    EQUATION,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
 )
 
 __all__ = [
@@ -61,7 +50,7 @@ GUESS, SHORT, FOUND, HOLDING, LINES = 0, 1, 2, 3, 4
 def slope(body, row, i, sides):
     """The derivative of a row's sum in x_i."""
     a = body[row, i]
-    return a * sides[i] if body[row, KIND] == BUDGET else a
+    return a * sides[i] if body[row, table.KIND] == table.BUDGET else a
 
 
 @kernel
@@ -74,11 +63,11 @@ def prepare(P, body, places, multipliers, work, index, L, schur):
     n, k = len(places), len(body)
     free = held = 0
     for i in range(n):
-        if places[i] == FREE:
+        if places[i] == place.FREE:
             index[free] = i
             free += 1
-    for row in range(ROWS, k):
-        if body[row, KIND] == EQUATION or multipliers[row] > 0:
+    for row in range(table.ROWS, k):
+        if body[row, table.KIND] == table.EQUATION or multipliers[row] > 0:
             index[n + held] = row
             held += 1
     if held > free:
@@ -138,8 +127,12 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
     dense = len(P) > 0
     sides, z, py = work[SIDES], work[Z], work[PY]
     for i in range(n):
-        place = places[i]
-        x[i] = body[LOWER, i] if place == LOW else (body[UPPER, i] if place == HIGH else 0.0)
+        where = places[i]
+        x[i] = (
+            body[table.LOWER, i]
+            if where == place.LOW
+            else (body[table.UPPER, i] if where == place.HIGH else 0.0)
+        )
     for row in range(k):
         multipliers[row] = 0.0
     for attempt in range(3):  # the second time for the rounding of the first
@@ -154,7 +147,7 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
             z[a] = -total
         for j in range(held):
             row = index[n + j]
-            total = -body[row, TOTAL]
+            total = -body[row, table.TOTAL]
             for i in range(n):
                 total += slope(body, row, i, sides) * x[i]
             ties[SHORT, j] = -total

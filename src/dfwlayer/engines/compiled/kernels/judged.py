@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -15,14 +17,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.dual import combined, join, refine
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LOST,
-    SINGLE,
-    rounded,
-)
+from dfwlayer.engines.compiled.kernels.numbers import rounded
 from dfwlayer.engines.compiled.kernels.rows import add_row, largest_of, row_and_size
 
 __all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "share"]
@@ -98,13 +93,13 @@ def judge(rows, columns, width, held, count, state, x, blur):
         noise = CLEAR * DOUBLE * (size + abs(bound)) + blur * lengths[c]
         if state[c] == DEPENDS:
             if not abs(above) <= noise:
-                return -LOST
+                return -outcome.LOST
         elif not slack > noise:
             if slack < -noise:
-                return -LOST
+                return -outcome.LOST
             if join(columns, c, 1.0 if above < below else -1.0, held, count):
                 if held.T[count, count] < APART:
-                    return -DOUBTED
+                    return -outcome.DOUBTED
                 count += 1
                 continue
             combined(columns, c, held, count)
@@ -112,7 +107,7 @@ def judge(rows, columns, width, held, count, state, x, blur):
                 part = held.along[i]
                 twin = abs(part - 1) <= SAME and first <= which[held.places[i]] < end
                 if abs(part) > SAME and not (twin and first <= which[c] < end):
-                    return -DOUBTED
+                    return -outcome.DOUBTED
             state[c] = DEPENDS
     return count
 

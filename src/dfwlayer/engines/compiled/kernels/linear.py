@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -49,19 +51,7 @@ from dfwlayer.engines.compiled.kernels.metric import (
     ridged,
     stiffened,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    holds,
-    own,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, symmetric
 from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduced
 
 __all__ = ["adjoint", "search"]
@@ -89,8 +79,8 @@ def _equations(columns, low, high, base, width, held, state):
 
 @kernel
 def _approach(
-    P, q, rows, columns, width, sides, kind, L, held, firm, start, y, level, state, x, limit
-):
+    P, q, rows, columns, width, sides, kind, L, held, firm, start, y, level, state, x, limit,
+):  # fmt: skip
     """Find the rows that hold the solution x; how many, and steps, negative for why there are none.
 
     With a ridge, x is the solution for the last x_k.
@@ -142,27 +132,10 @@ def _on_disk(stamp):
 
     @entry
     def search(
-        first,
-        end,
-        P,  # (·, n, n), or empty for the identity
-        q,  # (·, n)
-        A,  # (·, ·, n), with P = AᵀA and q = −Aᵀb, or empty
-        rhs,  # b (·, ·)
-        E,  # (·, k, n)
-        e,  # (·, k)
-        G,  # (·, m, n)
-        h,  # (·, m)
-        lowers,  # (·, n)
-        uppers,  # (·, n)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        most,  # steps
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        multipliers,  # (B, k + m + n)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, P, q, A, rhs, E, e, G, h, lowers, uppers, eps, tol, most,
+        x, values, codes, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
         n, total_rows = x.shape[1], multipliers.shape[1]
         dense = P.shape[1] > 0
@@ -176,7 +149,7 @@ def _on_disk(stamp):
         kind, known = 0, -1
         limit = NOTHING + int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             fill(0.0, multipliers[b])
             own_E, own_e, own_G = E[own(b, E)], e[own(b, e)], G[own(b, G)]
             lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
@@ -218,43 +191,17 @@ def _on_disk(stamp):
             fill(0.0, point)
             sides = least, most_of
             count, taken = _approach(
-                own_P,
-                own_q,
-                rows,
-                columns,
-                width,
-                sides,
-                kind,
-                L,
-                held,
-                firm,
-                start,
-                y,
-                level,
-                state,
-                point,
-                limit,
-            )
+                own_P, own_q, rows, columns, width, sides, kind, L, held, firm,
+                start, y, level, state, point, limit,
+            )  # fmt: skip
             if taken < 0:
                 codes[0, b] = -taken
                 continue
             if kind == RIDGE and not _change_metric(
-                own_P,
-                own_q,
-                rows,
-                base,
-                width,
-                columns,
-                L,
-                held,
-                count,
-                state,
-                level,
-                point,
-                start,
-                y,
-            ):
-                codes[0, b] = LOST
+                own_P, own_q, rows, base, width, columns, L, held, count,
+                state, level, point, start, y,
+            ):  # fmt: skip
+                codes[0, b] = outcome.LOST
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
@@ -268,12 +215,12 @@ def _on_disk(stamp):
                         break
                     count = met
             if met < 0 or not moved <= DOUBTFUL * size:
-                codes[0, b] = -met if met < 0 else LOST
+                codes[0, b] = -met if met < 0 else outcome.LOST
                 continue
             if not settle(rows, width, lower, upper, point, eps):
-                codes[0, b] = UNSETTLED
+                codes[0, b] = outcome.UNSETTLED
                 continue
-            found, code = multipliers[b], SOLVED
+            found, code = multipliers[b], outcome.SOLVED
             strongest = 0.0
             for i in range(count):
                 strongest = max(strongest, abs(held.forces[i]))
@@ -281,37 +228,28 @@ def _on_disk(stamp):
             for i in range(count):
                 force, c = held.forces[i], held.places[i]
                 if i >= firm and not force > rough:  # met, but x is not held by it
-                    code = LOST if force < -rough else (DOUBTED if kind == RIDGE else code)
+                    if force < -rough:
+                        code = outcome.LOST
+                    elif kind == RIDGE:
+                        code = outcome.DOUBTED
                     continue
                 found[which[c]] = held.sides[i] * force / lengths[c]
-            if code != SOLVED:
+            if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
             share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             gap = gap_of(rows, width, lower, upper, L, kind != RIDGE, found, point, g, z)
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+            if not proven(total, gap, tol, eps):
+                codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
     def adjoint(
-        first,
-        end,
-        P,
-        E,
-        G,
-        lowers,
-        uppers,
-        eps,
-        codes,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, k + m + n)
-    ):
+        first, end, P, E, G, lowers, uppers, eps, codes, multipliers, v, u, nu,
+    ):  # fmt: skip
         """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x."""
         _ = stamp
         n, total_rows = v.shape[1], multipliers.shape[1]
@@ -323,12 +261,10 @@ def _on_disk(stamp):
         which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
         kind = 0
         for b in range(first, end):
-            out, total = u[b], 0.0
-            for i in range(n):
-                total += v[b, i]
+            out = u[b]
             fill(0.0, out)
             fill(0.0, nu[b])
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
                 continue
             own_P, own_E, own_G = P[own(b, P)], E[own(b, E)], G[own(b, G)]
             lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]

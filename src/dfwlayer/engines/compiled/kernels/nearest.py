@@ -11,36 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle, total_of
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    holds,
-    own,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    TOTAL,
-    UPPER,
-    ZERO,
-    meet,
-    sound,
-)
+from dfwlayer.engines.compiled.kernels.numbers import own, proven
+from dfwlayer.engines.compiled.kernels.polytope import meet, sound
 
 __all__ = ["adjoint", "search"]
 
@@ -64,7 +40,11 @@ def _between(low, high, slopes, multiplier, z, x, places, noise):
     for i in range(len(z)):
         y, least, most = z[i] - multiplier * slopes[i], low[i], high[i]
         x[i] = least if y < least else (most if y > most else y)
-        places[i] = LOW if (y <= least) | (least == most) else (HIGH if y >= most else FREE)
+        places[i] = (
+            place.LOW
+            if (y <= least) | (least == most)
+            else (place.HIGH if y >= most else place.FREE)
+        )
         wide = abs(least) if abs(least) < LARGEST else 0.0
         wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
         clear = noise + CLEAR * ROUNDING * DOUBLE * wide
@@ -86,8 +66,10 @@ def _within(low, high, slopes, multiplier, z, x, places, sides, noise):
         c = least if y < least else (most if y > most else y)
         x[i] = c
         sides[i] = 1.0 if c > 0 else (-1.0 if c < 0 else 0.0)
-        inside = ZERO if kinked else FREE
-        places[i] = LOW if (y <= least) | (least == most) else (HIGH if y >= most else inside)
+        inside = place.ZERO if kinked else place.FREE
+        places[i] = (
+            place.LOW if (y <= least) | (least == most) else (place.HIGH if y >= most else inside)
+        )
         wide = abs(least) if abs(least) < LARGEST else 0.0
         wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
         clear = noise + CLEAR * ROUNDING * DOUBLE * wide
@@ -106,7 +88,7 @@ def _moves(slopes, places):
     """Σ a² over the free coordinates."""
     total = 0.0
     for i in range(len(places)):
-        total += slopes[i] * slopes[i] if places[i] == FREE else 0.0
+        total += slopes[i] * slopes[i] if places[i] == place.FREE else 0.0
     return total
 
 
@@ -115,7 +97,7 @@ def _shift(slopes, budget, step, places, sides, x):
     """x + step · a on the free coordinates."""
     for i in range(len(x)):
         a = slopes[i] * sides[i] if budget else slopes[i]
-        x[i] += step * a if places[i] == FREE else 0.0
+        x[i] += step * a if places[i] == place.FREE else 0.0
 
 
 @summing
@@ -140,8 +122,8 @@ def _value(x, z, g):
 @kernel
 def _row(body):
     """Whether there is a row, and whether it is a budget."""
-    tied = len(body) > ROWS
-    return tied, tied and body[ROWS, KIND] == BUDGET
+    tied = len(body) > table.ROWS
+    return tied, tied and body[table.ROWS, table.KIND] == table.BUDGET
 
 
 @kernel
@@ -150,37 +132,37 @@ def _locate(body, z, largest, x, places, sides):
     n = len(z)
     tied, budget = _row(body)
     at = steep = 0.0
-    slopes = body[ROWS] if tied else sides
+    slopes = body[table.ROWS] if tied else sides
     fill(0.0, sides)
     if tied:
-        at = meet(body, ROWS, 0.0, z, 0, n)
+        at = meet(body, table.ROWS, 0.0, z, 0, n)
         if np.isnan(at):
-            return at, LOST
+            return at, outcome.LOST
         steep = abs(at) * _steepest(slopes, n)
     noise = CLEAR * ROUNDING * DOUBLE * (2 * largest + 2 * steep)
-    low, high = body[LOWER], body[UPPER]
+    low, high = body[table.LOWER], body[table.UPPER]
     if budget:
         doubts = _within(low, high, slopes, at, z, x, places, sides, noise)
         if at > 0 and steep <= noise:
-            return at, DOUBTED
+            return at, outcome.DOUBTED
     else:
         doubts = _between(low, high, slopes, at, z, x, places, noise)
     if doubts > 0:
-        return at, DOUBTED
+        return at, outcome.DOUBTED
     if budget and at == 0:
         total = 0.0
         for i in range(n):
             total += slopes[i] * abs(x[i])
-        if total > (1 - CLEAR * ROUNDING * DOUBLE) * body[ROWS, TOTAL]:
-            return at, DOUBTED
+        if total > (1 - CLEAR * ROUNDING * DOUBLE) * body[table.ROWS, table.TOTAL]:
+            return at, outcome.DOUBTED
     elif tied:
         moves = _moves(slopes, places)
         if not moves > 0:
-            return at, LOST
+            return at, outcome.LOST
         # what the rounding of the multiplier, which may be far larger than x, has left of the row
-        total, _ = total_of(body, ROWS, x)
-        _shift(slopes, budget, (body[ROWS, TOTAL] - total) / moves, places, sides, x)
-    return at, SOLVED
+        total, _ = total_of(body, table.ROWS, x)
+        _shift(slopes, budget, (body[table.ROWS, table.TOTAL] - total) / moves, places, sides, x)
+    return at, outcome.SOLVED
 
 
 def _on_disk(stamp):
@@ -188,27 +170,16 @@ def _on_disk(stamp):
 
     @entry
     def search(
-        first,
-        end,
-        q,  # (·, n)
-        bodies,  # (·, k, n + 2), k one or two lines for bounds and a row
-        blocks,  # (1, 4)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        places,  # (B, n)
-        sides,  # (B, n)
-        multipliers,  # (B, k)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, q, bodies, blocks, eps, tol,
+        x, values, codes, places, sides, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels`. Tables have a row at most."""
         _ = stamp
         n, k = x.shape[1], bodies.shape[1]
         z, g, guess = np.empty(n), np.empty(n), np.empty(k)
         fine = False
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             body, point = bodies[own(b, bodies)], x[b]
             if b == first or len(bodies) > 1:
                 fine = sound(body, blocks)
@@ -216,38 +187,26 @@ def _on_disk(stamp):
             if not fine or np.isnan(largest):
                 continue
             at, codes[0, b] = _locate(body, z, largest, point, places[b], sides[b])
-            if codes[0, b] != SOLVED:
+            if codes[0, b] != outcome.SOLVED:
                 continue
             if not settle(body, blocks, places[b], point, eps, sides[b]):
-                codes[0, b] = UNSETTLED
+                codes[0, b] = outcome.UNSETTLED
                 continue
             total = _value(point, z, g)
-            if k > ROWS:
-                guess[ROWS] = at
+            if k > table.ROWS:
+                guess[table.ROWS] = at
             gap = gap_of(body, blocks, point, g, guess, z)
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+            if not proven(total, gap, tol, eps):
+                codes[0, b] = outcome.UNPROVEN
                 continue
-            if k > ROWS:
-                multipliers[b, ROWS] = at
+            if k > table.ROWS:
+                multipliers[b, table.ROWS] = at
             values[0, b], values[1, b] = total, gap
             codes[1, b] = 1
 
     @entry
-    def adjoint(
-        first,
-        end,
-        bodies,
-        codes,
-        places,
-        sides,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, k)
-        rest,  # (B, n), v − u − νa, or empty if nobody asks
-    ):
-        """ν and u on the faces of problems first … end − 1."""
+    def adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest):
+        """ν and u on the faces of problems first … end − 1, and v − u − νa if anybody asks."""
         _ = stamp
         n = v.shape[1]
         for b in range(first, end):
@@ -258,13 +217,13 @@ def _on_disk(stamp):
                 fill(0.0, rest[b])
             body = bodies[own(b, bodies)]
             tied, budget = _row(body)
-            if codes[0, b] != SOLVED:
+            if codes[0, b] != outcome.SOLVED:
                 continue
-            slopes, pull = body[LOWER], 0.0
-            if tied and (not budget or multipliers[b, ROWS] > 0):
-                slopes = body[ROWS]
+            slopes, pull = body[table.LOWER], 0.0
+            if tied and (not budget or multipliers[b, table.ROWS] > 0):
+                slopes = body[table.ROWS]
                 pull = _pull(slopes, budget, sides[b], places[b], given)
-                nu[b, ROWS] = pull
+                nu[b, table.ROWS] = pull
             if not _pushed(slopes, budget, pull, sides[b], places[b], given, out):
                 fill(0.0, out)
                 fill(0.0, nu[b])
@@ -281,7 +240,7 @@ def _pull(slopes, budget, sides, places, v):
     """ν = ⟨a, v⟩ / ⟨a, a⟩ over the free coordinates."""
     along = across = 0.0
     for i in range(len(v)):
-        a = slopes[i] if places[i] == FREE else 0.0
+        a = slopes[i] if places[i] == place.FREE else 0.0
         side = sides[i] if budget else 1.0
         along += a * side * v[i]
         across += a * a
@@ -295,7 +254,7 @@ def _pushed(slopes, budget, pull, sides, places, v, u):
     for i in range(len(v)):
         a = slopes[i] * sides[i] if budget else slopes[i]
         moved = v[i] - pull * a if pull != 0 else v[i]
-        u[i] = moved if places[i] == FREE else 0.0
+        u[i] = moved if places[i] == place.FREE else 0.0
         total += v[i]
     return np.isfinite(total)
 

@@ -5,42 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
     SINGLE,
     SKEW,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
 )
 from dfwlayer.engines.compiled.kernels.dense import factor, kernel
 
-__all__ = [
-    "BENT",
-    "CLEAR",
-    "DOUBLE",
-    "DOUBTED",
-    "LARGEST",
-    "LOST",
-    "ROUNDING",
-    "SINGLE",
-    "SMALLEST",
-    "SOLVED",
-    "UNFIT",
-    "UNPROVEN",
-    "UNSETTLED",
-    "convex",
-    "holds",
-    "own",
-    "rounded",
-    "symmetric",
-]
+__all__ = ["BENT", "finite", "own", "proven", "rounded", "sane", "symmetric"]
 
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell
@@ -130,3 +100,24 @@ def convex(P, eps, L):
 def own(b, shared):
     """The place of problem b in an array that may be shared by all."""
     return b if len(shared) > 1 else 0
+
+
+@kernel
+def sane(P, A, eps, L):
+    """Whether what `symmetric` has made of P is a matrix, and convex; with an A it is."""
+    return len(P) > 0 and (A.shape[1] > 0 or convex(P, eps, L))
+
+
+@kernel
+def proven(value, gap, tol, eps):
+    """Whether the gap is below the tolerance, relative to f, and the dtype can hold f."""
+    return gap <= tol * max(abs(value), 1e-300) and holds(value, eps)
+
+
+@kernel
+def finite(v):
+    """Whether a sum of the entries is a number."""
+    total = 0.0
+    for i in range(len(v)):
+        total += v[i]
+    return np.isfinite(total)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, summing
 from dfwlayer.engines.compiled.kernels.exchange import side_of
-from dfwlayer.engines.compiled.kernels.numbers import CLEAR, DOUBLE, ROUNDING, UNFIT, own
-from dfwlayer.engines.compiled.kernels.polytope import (
-    BUDGET,
-    FREE,
-    HIGH,
-    KIND,
-    LOW,
-    LOWER,
-    ROWS,
-    UPPER,
-    ZERO,
-    project,
-)
+from dfwlayer.engines.compiled.kernels.numbers import own
+from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.search import fit
 
 __all__ = ["assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
@@ -58,24 +49,24 @@ def _on_disk(stamp):
         for b in range(first, end):
             body, at = bodies[own(b, bodies)], x[b]
             if fit(body, blocks, none, q[own(b, q)], z[own(b, z)]) == 0:
-                codes[b] = UNFIT
+                codes[b] = outcome.UNFIT
                 continue
             if not given:
                 fill(0.0, guess)
                 if not project(body, blocks, z[own(b, z)], at, guess, places[b], scratch):
-                    codes[b] = UNFIT
+                    codes[b] = outcome.UNFIT
                     continue
             for i in range(n):
-                place = FREE
-                if at[i] <= body[LOWER, i]:
-                    place = LOW
-                elif at[i] >= body[UPPER, i]:
-                    place = HIGH
+                where = place.FREE
+                if at[i] <= body[table.LOWER, i]:
+                    where = place.LOW
+                elif at[i] >= body[table.UPPER, i]:
+                    where = place.HIGH
                 elif at[i] == 0:
-                    for row in range(ROWS, k):
-                        if body[row, KIND] == BUDGET and body[row, i] > 0:
-                            place = ZERO
-                places[b, i] = place
+                    for row in range(table.ROWS, k):
+                        if body[row, table.KIND] == table.BUDGET and body[row, i] > 0:
+                            where = place.ZERO
+                places[b, i] = where
 
     @entry
     def assess(
@@ -104,32 +95,35 @@ def _on_disk(stamp):
             longest = steepest = largest = 0.0
             for i in range(n):
                 longest = max(longest, lengths[i])
-                for row in range(ROWS, k):
+                for row in range(table.ROWS, k):
                     steepest = max(steepest, abs(multipliers[b, row] * body[row, i]))
                 if len(own_q) > 0:
                     largest = max(largest, abs(own_q[i]))
             most = (
-                CLEAR * ROUNDING * DOUBLE * (longest * sizes[b] + (k - ROWS) * steepest + largest)
+                CLEAR
+                * ROUNDING
+                * DOUBLE
+                * (longest * sizes[b] + (k - table.ROWS) * steepest + largest)
             )
             for i in range(n):
                 wrong[b, i] = 0.0
-                low, high, place = body[LOWER, i], body[UPPER, i], places[b, i]
+                low, high, where = body[table.LOWER, i], body[table.UPPER, i], places[b, i]
                 if inside[i] or low == high:
                     continue
                 r, hold, pull = g[b, i], 0.0, 0.0
-                for row in range(ROWS, k):
+                for row in range(table.ROWS, k):
                     force = multipliers[b, row] * body[row, i]
                     pull += abs(force)
-                    if body[row, KIND] == BUDGET:
+                    if body[row, table.KIND] == table.BUDGET:
                         hold += force
                     else:
                         r += force
-                if place == ZERO:
+                if where == place.ZERO:
                     ahead = hold - abs(r)
-                elif place == LOW:
-                    ahead = r + hold * side_of(low, place)
+                elif where == place.LOW:
+                    ahead = r + hold * side_of(low, where)
                 else:
-                    ahead = -r - hold * side_of(high, place)
+                    ahead = -r - hold * side_of(high, where)
                 if ahead > most:  # which is so for nearly all in the end
                     continue
                 noise = lengths[i] * sizes[b] + pull

@@ -15,36 +15,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.constants import BUDGET, EQUATION, FREE, HIGH, LOW, ZERO
+from dfwlayer.engines.compiled.kernels import place, table
+from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
 
-__all__ = [
-    "BUDGET",
-    "EQUATION",
-    "FREE",
-    "HIGH",
-    "KIND",
-    "LOW",
-    "LOWER",
-    "ROWS",
-    "TOTAL",
-    "UPPER",
-    "ZERO",
-    "meet",
-    "project",
-    "sound",
-]
-
+__all__ = ["meet", "project", "sound"]
 
 TRIALS = 100  # most values of a multiplier; about five are needed
-
-# The set of one problem is a table with n + 2 columns. Its first two lines are l and u, which may
-# be infinite; each of the others is a row of the set: w ≥ 0 or a, zero outside of its block, then t
-# or b, then its kind. A block is four integers: its first coordinate, the end of its coordinates,
-# its first line in the table, the end of its lines.
-LOWER, UPPER, ROWS = 0, 1, 2
-TOTAL, KIND = -2, -1
 
 
 @kernel
@@ -97,13 +74,13 @@ def _points(low, high, slopes, budget, multiplier, z, x, first, end):
 def _next_bend(body, row, multiplier, z, first, end, up):
     """The nearest multiplier in that direction where the row's sum moves again, NaN if none."""
     found = np.nan
-    budget = body[row, KIND] == BUDGET
+    budget = body[row, table.KIND] == table.BUDGET
     for i in range(first, end):
         a = body[row, i]
         if a == 0:
             continue
         for side in range(2):
-            bound = body[LOWER, i] if side == 0 else body[UPPER, i]
+            bound = body[table.LOWER, i] if side == 0 else body[table.UPPER, i]
             at = (abs(z[i]) - abs(bound)) / a if budget else (z[i] - bound) / a
             ahead = at > multiplier if up else at < multiplier
             if ahead and np.isfinite(at):
@@ -117,9 +94,9 @@ def _next_bend(body, row, multiplier, z, first, end, up):
 def meet(body, row, start, z, first, end):
     """The multiplier for which a row holds, NaN if there is none."""
     eps = np.finfo(np.float64).eps
-    low, high, slopes = body[LOWER], body[UPPER], body[row]
-    target = body[row, TOTAL]
-    budget = body[row, KIND] == BUDGET
+    low, high, slopes = body[table.LOWER], body[table.UPPER], body[row]
+    target = body[row, table.TOTAL]
+    budget = body[row, table.KIND] == table.BUDGET
     least, most = -np.inf, np.inf
     over = under = 0.0  # the excess at these ends
     side = 0  # the one that was moved last
@@ -165,13 +142,13 @@ def _meet_both(body, first_row, start, z, x, first, end, shifted):
     """The multipliers of two rows, the second an equation, NaN where there are none; x for them."""
     eps = np.finfo(np.float64).eps
     outer = first_row + 1
-    target = body[outer, TOTAL]
+    target = body[outer, table.TOTAL]
     least, most = -np.inf, np.inf
     at, inner = start[outer], start[first_row]
     close = eps * (4 + 0.5 * (end - first))
     reach = 1.0
-    low, high, slopes = body[LOWER], body[UPPER], body[first_row]
-    budget = body[first_row, KIND] == BUDGET
+    low, high, slopes = body[table.LOWER], body[table.UPPER], body[first_row]
+    budget = body[first_row, table.KIND] == table.BUDGET
     for _ in range(TRIALS):
         for i in range(first, end):
             shifted[i] = z[i] - at * body[outer, i]
@@ -185,7 +162,7 @@ def _meet_both(body, first_row, start, z, x, first, end, shifted):
             total += a * c
             size += abs(a * c)
             widest = max(widest, abs(a))
-            if body[LOWER, i] < c < body[UPPER, i]:
+            if body[table.LOWER, i] < c < body[table.UPPER, i]:
                 s = body[first_row, i]
                 if budget:
                     if inner > 0 and s > 0 and c == 0:
@@ -230,13 +207,13 @@ def project(body, blocks, z, x, multipliers, places, shifted):
         count = last - row
         if count == 0:
             for i in range(first, end):
-                x[i] = _clip(z[i], body[LOWER, i], body[UPPER, i])
+                x[i] = _clip(z[i], body[table.LOWER, i], body[table.UPPER, i])
         elif count == 1:
             at = meet(body, row, multipliers[row], z, first, end)
             if np.isnan(at):
                 return False
-            budget = body[row, KIND] == BUDGET
-            _points(body[LOWER], body[UPPER], body[row], budget, at, z, x, first, end)
+            budget = body[row, table.KIND] == table.BUDGET
+            _points(body[table.LOWER], body[table.UPPER], body[row], budget, at, z, x, first, end)
             multipliers[row] = at
         else:
             both = _meet_both(body, row, multipliers, z, x, first, end, shifted)
@@ -244,10 +221,10 @@ def project(body, blocks, z, x, multipliers, places, shifted):
             if np.isnan(both[1]):
                 return False
         for i in range(first, end):
-            low, high = body[LOWER, i], body[UPPER, i]
+            low, high = body[table.LOWER, i], body[table.UPPER, i]
             y, hold = z[i], 0.0
             for r in range(row, last):
-                if body[r, KIND] == BUDGET:
+                if body[r, table.KIND] == table.BUDGET:
                     hold = multipliers[r] * body[r, i]
                 else:
                     y -= multipliers[r] * body[r, i]
@@ -257,11 +234,11 @@ def project(body, blocks, z, x, multipliers, places, shifted):
             elif hold > 0:
                 y -= hold if y > 0 else -hold
             if y <= low or low == high:
-                places[i] = LOW
+                places[i] = place.LOW
             elif y >= high:
-                places[i] = HIGH
+                places[i] = place.HIGH
             else:
-                places[i] = ZERO if kinked else FREE
+                places[i] = place.ZERO if kinked else place.FREE
     return True
 
 
@@ -270,9 +247,9 @@ def sound(body, blocks):
     """Whether the numbers of a set are such that this code may be used on them."""
     n = body.shape[1] - 2
     for i in range(n):
-        if not body[LOWER, i] <= body[UPPER, i]:
+        if not body[table.LOWER, i] <= body[table.UPPER, i]:
             return False
-        low, high = abs(body[LOWER, i]), abs(body[UPPER, i])
+        low, high = abs(body[table.LOWER, i]), abs(body[table.UPPER, i])
         if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
             return False
         if 0 < low < SMALLEST or 0 < high < SMALLEST:
@@ -280,8 +257,8 @@ def sound(body, blocks):
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
         for i in range(first, end):
-            low, high = body[LOWER, i], body[UPPER, i]
-            budget = row < last and body[row, KIND] == BUDGET
+            low, high = body[table.LOWER, i], body[table.UPPER, i]
+            budget = row < last and body[row, table.KIND] == table.BUDGET
             if budget and (low > 0 or high < 0):
                 return False
             open_ended = low == -np.inf or high == np.inf
@@ -289,9 +266,11 @@ def sound(body, blocks):
                 return False  # nothing else bounds it
             if low == -np.inf and high == np.inf and not budget:
                 return False
-    for row in range(ROWS, len(body)):
-        budget = body[row, KIND] == BUDGET
-        if not abs(body[row, TOTAL]) < LARGEST or (budget and not body[row, TOTAL] > SMALLEST):
+    for row in range(table.ROWS, len(body)):
+        budget = body[row, table.KIND] == table.BUDGET
+        if not abs(body[row, table.TOTAL]) < LARGEST or (
+            budget and not body[row, table.TOTAL] > SMALLEST
+        ):
             return False
         for i in range(n):
             if not abs(body[row, i]) < LARGEST or (budget and body[row, i] < 0):

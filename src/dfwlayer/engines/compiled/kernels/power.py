@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
 from dfwlayer.engines.compiled.kernels.curved import (
     BEND,
     LINES,
@@ -42,54 +44,10 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    CLEAR,
-    DOUBLE,
-    DOUBTED,
-    LARGEST,
-    LOST,
-    ROUNDING,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    rounded,
-    symmetric,
-)
+from dfwlayer.engines.compiled.kernels.norms import settle, size_of
+from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
 
 __all__ = ["adjoint", "search"]
-
-
-@kernel
-def _size(weight, x, p):
-    """‖Wx‖_p."""
-    largest = total = 0.0
-    for i in range(len(x)):
-        largest = max(largest, weight[i] * abs(x[i]))
-    if largest == 0:
-        return 0.0
-    for i in range(len(x)):
-        total += (weight[i] * abs(x[i]) / largest) ** p
-    return largest * total ** (1 / p)
-
-
-@kernel
-def _settle(weight, radius, p, x, eps, held):
-    """Round x to its dtype, inside; False where that takes more than a nudge."""
-    for trial in range(5):
-        size = _size(weight, x, p)
-        if trial > 0 and size <= radius:
-            return True
-        shrink = 1.0
-        if held or size > radius:
-            shrink = radius / size * (1 - trial * eps)
-        for i in range(len(x)):
-            x[i] = rounded(x[i] * shrink, eps)
-    return _size(weight, x, p) <= radius
 
 
 @kernel
@@ -113,43 +71,30 @@ def _prepare(P, q, weight, radius, S, work):
     return bound if SMALLEST < bound < LARGEST else 0.0
 
 
+@kernel
+def _memory(n, dense):
+    """S, the factor of a matrix of its size, and lines of memory for one problem."""
+    size = n if dense else 0
+    return np.empty((size, size)), np.empty((size, size)), np.empty((LINES, n))
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
     @entry
     def search(
-        first,
-        end,
-        p,
-        P,  # (·, n, n), or empty for the identity
-        q,  # (·, n)
-        A_,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or empty
-        rhs,  # b (·, m)
-        weights,  # (·, n), positive
-        radii,  # (·, 1)
-        start,  # (·, n)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        most,  # steps
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        multipliers,  # (B, 1), μ
-        unknowns,  # (B, n), a
-    ):
-        """Solve problems first … end − 1."""
+        first, end, p, P, q, A_, rhs, weights, radii, start, eps, tol, most,
+        x, values, codes, multipliers, unknowns,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels`. Multipliers are μ, ``unknowns`` a."""
         _ = stamp
-        n = x.shape[1]
-        dense, low = P.shape[1] > 0, p < 2
+        n, dense, low = x.shape[1], P.shape[1] > 0, p < 2
         m = 1 / (p - 1) if low else p - 1
-        S, L = np.empty((n, n)) if dense else np.empty((0, 0)), np.empty((0, 0))
-        if dense:
-            L = np.empty((n, n))
-        work = np.empty((LINES, n))
+        S, L, work = _memory(n, dense)
         for b in range(first, end):
-            codes[0, b] = UNFIT
+            codes[0, b] = outcome.UNFIT
             own_P = symmetric(P[own(b, P)], eps)
-            if dense and (len(own_P) == 0 or not (A_.shape[1] > 0 or convex(own_P, eps, L))):
+            if dense and not sane(own_P, A_, eps, L):
                 continue
             own_q, weight = q[own(b, q)], weights[own(b, weights)]
             radius, point = radii[own(b, radii), 0], x[b]
@@ -162,7 +107,7 @@ def _on_disk(stamp):
             multiplier, taken = 0.0, 1
             there = inside(S, work, p, L)
             if there < 0:
-                codes[0, b] = DOUBTED
+                codes[0, b] = outcome.DOUBTED
                 continue
             if there == 0:
                 for i in range(n):
@@ -170,17 +115,17 @@ def _on_disk(stamp):
                     work[X, i] = begin if abs(begin) < LARGEST else 0.0
                 multiplier, taken = descend(S, work, m, low, p, bound, scale, most, L)
                 if taken < 0 or taken > most:
-                    codes[0, b] = LOST
+                    codes[0, b] = outcome.LOST
                     continue
                 curves(work, m, low)
                 if not multiplier > CLEAR * ROUNDING * DOUBLE * scale:
-                    codes[0, b] = DOUBTED
+                    codes[0, b] = outcome.DOUBTED
                     continue
             for i in range(n):
                 point[i] = work[V, i] * radius / weight[i]
                 unknowns[b, i] = work[A, i] if multiplier > 0 else 0.0
-            if not _settle(weight, radius, p, point, eps, multiplier > 0):
-                codes[0, b] = UNSETTLED
+            if not settle(weight, radius, p, point, eps, multiplier > 0):
+                codes[0, b] = outcome.UNSETTLED
                 continue
             g = work[F]
             own_A, own_b = A_[own(b, A_)], rhs[own(b, rhs)]
@@ -191,47 +136,27 @@ def _on_disk(stamp):
                 terms += abs(g[i] * point[i])
                 work[Z, i], work[Y, i] = g[i], 1 / weight[i]
             # ⟨g, x⟩ + t ‖W⁻¹g‖ in the dual norm, with the rounding of powers
-            dual = radius * _size(work[Y], work[Z], p / (p - 1))
+            dual = radius * size_of(work[Y], work[Z], p / (p - 1))
             gap = max(along + dual, 0.0) + 2 * DOUBLE * terms + ROUNDING * DOUBLE * dual
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+            if not proven(total, gap, tol, eps):
+                codes[0, b] = outcome.UNPROVEN
                 continue
             multipliers[b, 0] = multiplier
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
-    def adjoint(
-        first,
-        end,
-        p,
-        P,
-        weights,
-        radii,
-        eps,
-        codes,
-        multipliers,
-        unknowns,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, 1)
-    ):
+    def adjoint(first, end, p, P, weights, radii, eps, codes, multipliers, unknowns, v, u, nu):
         """(P + λ∇²h) u + ν∇h = v and ⟨∇h, u⟩ = 0 with h = ‖Wx‖_p, where that holds x."""
         _ = stamp
-        n = v.shape[1]
-        dense, low = P.shape[1] > 0, p < 2
+        n, low = v.shape[1], p < 2
         m = 1 / (p - 1) if low else p - 1
-        S, L = np.empty((n, n)) if dense else np.empty((0, 0)), np.empty((0, 0))
-        if dense:
-            L = np.empty((n, n))
-        work = np.empty((LINES, n))
+        S, L, work = _memory(n, P.shape[1] > 0)
         for b in range(first, end):
-            out, total = u[b], 0.0
-            for i in range(n):
-                total += v[b, i]
+            out = u[b]
             fill(0.0, out)
             nu[b, 0] = 0.0
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
                 continue
             weight, multiplier = weights[own(b, weights)], multipliers[b, 0]
             radius = radii[own(b, radii), 0]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import add, add_rows, fill, kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import LARGEST, SMALLEST
 
 __all__ = ["Rows", "add_row", "largest_of", "levels", "listed", "reduced", "row_and_size"]
 

@@ -7,14 +7,16 @@ are given only where that is beyond doubt: every multiplier and every slack is c
 the point is feasible as it is rounded, and the gap is below the tolerance. Everything else is left
 to the tensor operations, which have the patience and the rules for it.
 
-How the set of a problem is laid out is said in `dfwlayer.engines.compiled.kernels.polytope`.
+How the set of a problem is laid out is said in `dfwlayer.engines.compiled.kernels.table`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     copy,
@@ -40,21 +42,8 @@ from dfwlayer.engines.compiled.kernels.faces import (
     slope,
     solve,
 )
-from dfwlayer.engines.compiled.kernels.numbers import (
-    LARGEST,
-    SMALLEST,
-    SOLVED,
-    UNFIT,
-    UNPROVEN,
-    UNSETTLED,
-    convex,
-    holds,
-    own,
-    symmetric,
-)
-from dfwlayer.engines.compiled.kernels.polytope import (
-    sound,
-)
+from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
+from dfwlayer.engines.compiled.kernels.polytope import sound
 
 __all__ = ["adjoint", "fit", "search"]
 
@@ -80,46 +69,33 @@ def fit(body, blocks, P, q, start):
     return bound if sound(body, blocks) else 0.0
 
 
+@kernel
+def _memory(n, k, dense):
+    """For one problem, see `faces`: two tables, the Schur complement, integers, and L."""
+    size = n if dense else 0
+    tables = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
+    return *tables, np.empty((k, k)), np.empty(n + k, np.int64), np.empty((size, size))
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
     @entry
     def search(
-        first,
-        end,
-        P,  # (·, n, n), or empty for the identity
-        q,  # (·, n)
-        A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or empty
-        rhs,  # b (·, m)
-        bodies,  # (·, k, n + 2)
-        blocks,  # (·, 4)
-        start,  # (·, n)
-        eps,  # of the dtype that x is rounded to
-        tol,
-        most,  # steps
-        x,  # (B, n), and what follows is where the results go
-        values,  # (2, B): f and the gap
-        codes,  # (2, B): what became of it, and steps
-        places,  # (B, n)
-        sides,  # (B, n)
-        multipliers,  # (B, k)
-    ):
-        """Solve problems first … end − 1."""
+        first, end, P, q, A, rhs, bodies, blocks, start, eps, tol, most,
+        x, values, codes, places, sides, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
-        n, k = x.shape[1], bodies.shape[1]
-        dense = P.shape[1] > 0
-        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
-        schur = np.empty((k, k))
-        index = np.empty(n + k, np.int64)
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        n, dense = x.shape[1], P.shape[1] > 0
+        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense)
         g, guess = work[Z], ties[GUESS]
         for b in range(first, end):
-            codes[0, b] = UNFIT
-            own_P, own_q, body = P[own(b, P)], q[own(b, q)], bodies[own(b, bodies)]
-            if dense:
-                own_P = symmetric(own_P, eps)
-                if len(own_P) == 0 or not (A.shape[1] > 0 or convex(own_P, eps, L)):
-                    continue
+            codes[0, b] = outcome.UNFIT
+            own_q, body = q[own(b, q)], bodies[own(b, bodies)]
+            own_P = symmetric(P[own(b, P)], eps)
+            if dense and not sane(own_P, A, eps, L):
+                continue
             copy(start[own(b, start)], work[X])
             for i in range(n):  # the last solution of a problem that was bad then
                 if not np.isfinite(work[X, i]):
@@ -127,7 +103,7 @@ def _on_disk(stamp):
             bound = fit(body, blocks, own_P, own_q, work[X])
             if bound == 0:
                 continue
-            place, point, found = places[b], x[b], multipliers[b]
+            where, point, forces = places[b], x[b], multipliers[b]
             taken = descend(
                 own_P,
                 own_q,
@@ -136,8 +112,8 @@ def _on_disk(stamp):
                 bound,
                 most,
                 eps,
-                place,
-                found,
+                where,
+                forces,
                 point,
                 work,
                 ties,
@@ -148,57 +124,35 @@ def _on_disk(stamp):
             if taken < 0:
                 codes[0, b] = -taken
                 continue
-            if not settle(body, blocks, place, point, eps, work[SIDES]):
-                codes[0, b] = UNSETTLED
+            if not settle(body, blocks, where, point, eps, work[SIDES]):
+                codes[0, b] = outcome.UNSETTLED
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            copy(found, guess)
+            copy(forces, guess)
             gap = gap_of(body, blocks, point, g, guess, work[WAY])
-            if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
-                codes[0, b] = UNPROVEN
+            if not proven(total, gap, tol, eps):
+                codes[0, b] = outcome.UNPROVEN
                 continue
             copy(work[SIDES], sides[b])
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = SOLVED, taken
+            codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
-    def adjoint(
-        first,
-        end,
-        P,
-        bodies,
-        eps,
-        codes,
-        places,
-        sides,
-        multipliers,
-        v,  # (B, n), the gradient that arrives
-        u,  # (B, n), and what follows is where the results go
-        nu,  # (B, k)
-        rest,  # (B, n), v − P u − Σ ν_j a_j
-    ):
+    def adjoint(first, end, P, bodies, eps, codes, places, sides, multipliers, v, u, nu, rest):
         """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
         _ = stamp
         n, k = v.shape[1], bodies.shape[1]
         dense = P.shape[1] > 0
-        work, ties = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
-        schur = np.empty((k, k))
-        index = np.empty(n + k, np.int64)
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        work, ties, schur, index, L = _memory(n, k, dense)
         fill(0.0, ties[SHORT])
         for b in range(first, end):
             fill(0.0, u[b])
             fill(0.0, nu[b])
             fill(0.0, rest[b])
-            total = 0.0
-            for i in range(n):
-                total += v[b, i]
-            if codes[0, b] != SOLVED or not np.isfinite(total):
+            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
                 continue
-            own_P, body = P[own(b, P)], bodies[own(b, bodies)]
-            if dense:
-                own_P = symmetric(own_P, eps)
+            own_P, body = symmetric(P[own(b, P)], eps), bodies[own(b, bodies)]
             copy(sides[b], work[SIDES])
             free, held = prepare(own_P, body, places[b], multipliers[b], work, index, L, schur)
             if free < 0:

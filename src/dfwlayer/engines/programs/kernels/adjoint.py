@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     across,
     again,
@@ -32,7 +32,7 @@ from dfwlayer.engines.programs.kernels.projection import (
 
 __all__ = ["adjoint"]
 
-SOLVED = tl.constexpr(constants.SOLVED)
+SOLVED = tl.constexpr(outcome.SOLVED)
 
 
 def _adjoint(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.compiled.kernels import constants, outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     across,
     again,
@@ -33,9 +33,9 @@ from dfwlayer.engines.programs.kernels.faces import invert
 
 __all__ = ["adjoint", "search"]
 
-SOLVED, UNFIT = tl.constexpr(constants.SOLVED), tl.constexpr(constants.UNFIT)
-LOST, DOUBTED = tl.constexpr(constants.LOST), tl.constexpr(constants.DOUBTED)
-UNSETTLED, UNPROVEN = tl.constexpr(constants.UNSETTLED), tl.constexpr(constants.UNPROVEN)
+SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
+LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
+UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 CLEAR, SKEW = tl.constexpr(constants.CLEAR), tl.constexpr(constants.SKEW)
 DOUBLE = tl.constexpr(constants.DOUBLE)
 NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.compiled.kernels import place
 from dfwlayer.engines.programs.kernels.blocks import jit, number, sums, yes
 
 __all__ = ["BUDGET", "EQUATION", "FREE", "HIGH", "LOW", "NOTHING", "ZERO", "project", "slope_of"]
@@ -20,8 +20,8 @@ __all__ = ["BUDGET", "EQUATION", "FREE", "HIGH", "LOW", "NOTHING", "ZERO", "proj
 # what the first row is
 NOTHING, BUDGET, EQUATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
-FREE, LOW = tl.constexpr(constants.FREE), tl.constexpr(constants.LOW)
-HIGH, ZERO = tl.constexpr(constants.HIGH), tl.constexpr(constants.ZERO)
+FREE, LOW = tl.constexpr(place.FREE), tl.constexpr(place.LOW)
+HIGH, ZERO = tl.constexpr(place.HIGH), tl.constexpr(place.ZERO)
 
 _TRIALS = tl.constexpr(100)  # most values of a multiplier; about five are needed
 

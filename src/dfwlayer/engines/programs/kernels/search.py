@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.compiled.kernels import constants, outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
     count,
@@ -35,9 +35,9 @@ from dfwlayer.engines.programs.kernels.projection import BUDGET, FREE, NOTHING, 
 
 __all__ = ["search"]
 
-SOLVED, UNFIT = tl.constexpr(constants.SOLVED), tl.constexpr(constants.UNFIT)
-LOST, DOUBTED = tl.constexpr(constants.LOST), tl.constexpr(constants.DOUBTED)
-UNSETTLED, UNPROVEN = tl.constexpr(constants.UNSETTLED), tl.constexpr(constants.UNPROVEN)
+SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
+LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
+UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 
 SKEW = tl.constexpr(constants.SKEW)
 LONGEST = tl.constexpr(480)  # steps

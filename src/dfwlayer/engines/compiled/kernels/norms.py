@@ -1,0 +1,49 @@
+"""Weighted norms, and points on the boundary of their balls as they are returned, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.numbers import rounded
+
+__all__ = ["length_of", "settle", "size_of"]
+
+
+@kernel
+def length_of(weight, x):
+    """‖Wx‖, as exact as a sum in float64 is."""
+    total = 0.0
+    for i in range(len(x)):
+        total += (weight[i] * x[i]) ** 2
+    return np.sqrt(total)
+
+
+@kernel
+def size_of(weight, x, p):
+    """‖Wx‖_p."""
+    if p == 2:
+        return length_of(weight, x)
+    largest = total = 0.0
+    for i in range(len(x)):
+        largest = max(largest, weight[i] * abs(x[i]))
+    if largest == 0:
+        return 0.0
+    for i in range(len(x)):
+        total += (weight[i] * abs(x[i]) / largest) ** p
+    return largest * total ** (1 / p)
+
+
+@kernel
+def settle(weight, radius, p, x, eps, held):
+    """Round x to its dtype, inside; False where that takes more than a nudge."""
+    for trial in range(5):
+        size = size_of(weight, x, p)
+        if trial > 0 and size <= radius:
+            return True
+        shrink = 1.0
+        if held or size > radius:
+            shrink = radius / size * (1 - trial * eps)
+        for i in range(len(x)):
+            x[i] = rounded(x[i] * shrink, eps)
+    return size_of(weight, x, p) <= radius
