@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# whichever code answers, it is the same in every run, also in the processes that tests start
+os.environ.setdefault("DFWLAYER_COMPILED", "wait")
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # the same examples in every run: a failure is found again, and CI does not flicker

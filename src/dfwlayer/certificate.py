@@ -21,6 +21,8 @@ def certified(problem: Problem, outcome: Outcome, tol: float) -> Outcome:
     if value is None or gradient is None:
         with torch.no_grad():
             value, gradient = problem.objective.value_and_gradient(x)
+        if outcome.x.requires_grad:  # through the steps that were taken
+            value = problem.objective.value(outcome.x)
     gap, status = certify(problem, x, value, gradient, outcome.status, tol)
     return outcome._replace(value=value, gap=gap, status=status)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 __all__ = ["FAILURES", "Progress", "Solution", "SolveError", "Status"]
 
@@ -108,12 +113,15 @@ class Solution:
     Every field follows the call: (B, ...) for a batch, without the B for a single problem.
 
     Attributes:
-        x: The solution, feasible to rounding; it alone carries the gradient.
-        value: f(x).
+        x: The solution, feasible to rounding, with its gradient.
+        value: f(x), with its gradient.
         gap: f(x) − f* ≤ gap: the Frank-Wolfe certificate ⟨∇f(x), x − s⟩ with s the hard vertex, or
             from compiled code the same bound by Lagrangian duality, which is no smaller.
         num_steps: Steps this problem took before it stopped.
         status: `Status` codes as an integer tensor.
+
+    A solution is a pytree of these five (``torch.utils._pytree``), so that torch.func may return
+    one, ``tree_map`` change it and a ``DataLoader`` collate several.
 
     """
 
@@ -123,10 +131,46 @@ class Solution:
     num_steps: Tensor
     status: Tensor
 
+    _origin: ClassVar[Any] = None  # of `dfwlayer.engines.prices`, for what may be asked later
+
     @property
     def converged(self) -> Tensor:
         """Mask of the problems that met the stopping rule."""
         return self.status == Status.CONVERGED
+
+    @cached_property
+    def multipliers(self) -> dict[str, Tensor]:
+        """What the limits of the set cost, by the name of the parameter, with their gradients.
+
+        The price of a parameter t (a radius, a bound, a level) is −∂f*/∂t, one for each problem:
+        by how much the value falls as t grows. Thus it is not negative for radii, caps and upper
+        bounds, not positive for lower bounds, of either sign for levels of equations, and zero
+        for what is not active. The names of a product begin with the number of the set,
+        "0.radius". A number for all coordinates, such as ``Box(upper=1.0)``, has a price in each.
+        NaN where x is NaN. Computed when first asked for, as far as x carries a gradient with one.
+        """
+        found: dict[str, Tensor] = self._asked().multipliers(self.x)
+        return found
+
+    @cached_property
+    def violation(self) -> Tensor:
+        """How far x is outside, by the set's own measure; 0 inside, NaN where x is NaN."""
+        found: Tensor = self._asked().violation(self.x)
+        return found
+
+    def _asked(self) -> Any:
+        """The call that this answers."""
+        if self._origin is None:
+            raise RuntimeError(
+                "the multipliers and the violation are to be had of what solve() returned, not of "
+                "a copy of it, or of what came out of a transform: ask for them before, and return "
+                "them beside it"
+            )
+        return self._origin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the call, which may hold functions that cannot be copied."""
+        return {name: value for name, value in vars(self).items() if name != "_origin"}
 
     def __repr__(self) -> str:
         counts = torch.bincount(self.status.reshape(-1).long(), minlength=max(Status) + 1).tolist()
@@ -137,6 +181,31 @@ class Solution:
             f"Solution(x={tuple(self.x.shape)} {self.x.dtype}, status=[{ended}], "
             f"largest gap={worst}, most steps={steps})"
         )
+
+
+def _flattened(solution: Solution) -> tuple[list[Tensor], None]:
+    return [getattr(solution, name) for name in _FIELDS], None
+
+
+_FIELDS = tuple(field.name for field in fields(Solution))
+register_pytree_node(
+    Solution,
+    _flattened,
+    lambda parts, _: Solution(*parts),
+    serialized_type_name="dfwlayer.Solution",
+    flatten_with_keys_fn=lambda solution: (
+        [(GetAttrKey(name), getattr(solution, name)) for name in _FIELDS],
+        None,
+    ),
+)
+
+
+def _collated(batch: Sequence[Solution], *, collate_fn_map: Any) -> Solution:  # noqa: ARG001
+    """What a DataLoader makes of the solutions of single problems."""
+    return Solution(*(default_collate([getattr(s, name) for s in batch]) for name in _FIELDS))
+
+
+default_collate_fn_map[Solution] = _collated  # the way to extend it that its documentation names
 
 
 class Progress(NamedTuple):

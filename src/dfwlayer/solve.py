@@ -29,17 +29,19 @@ from dfwlayer.engines.base import (
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.elastic import relaxed
 from dfwlayer.engines.mapped import through_transforms
+from dfwlayer.engines.prices import Origin
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.ops.tensors import versions_in
 from dfwlayer.ops.tracing import refuse_capture, uncompiled
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
 
-__all__ = ["check_settings", "solve", "warm_up"]
+__all__ = ["check_settings", "compile_all", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
 Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
@@ -91,7 +93,7 @@ def solve(
             the best of the points that violate its rows least, with status RELAXED.
 
     Returns:
-        The `Solution`; its ``x`` carries the gradient.
+        The `Solution`; its ``x`` and ``value`` carry gradients.
 
     Raises:
         ValueError: Naming the argument, what was found and what is expected.
@@ -127,38 +129,51 @@ def _feasible(found: Solution, arguments: Arguments, settings: Settings, wish: s
 
 
 def warm_up() -> bool:
-    """Compile now what the first solves on the CPU would have to wait for.
+    """Compile now what the first solves on the CPU would have to do without.
 
-    The first solve of a small problem, or of one of which few coordinates are free, compiles the
-    code for it, which takes some seconds; afterwards it is on disk, and a new process loads it in
-    about one. Call this where a wait does no harm: when an image is built, before workers are
-    forked, at the start of a program.
+    Small problems, and those of which few coordinates are free, are solved by compiled code as soon
+    as there is some, and by tensor operations before. Compiling takes up to a minute, in the
+    background or here; afterwards it is on disk, and a new process loads it in about a second. Call
+    this where a wait does no harm: when an image is built, before workers are forked, at the start
+    of a program.
 
     Returns:
         Whether there is compiled code; without Numba tensor operations solve everything.
 
     """
-    with compiled.using(True), torch.enable_grad():
+    return compile_all()
+
+
+def compile_all(first: str = "") -> bool:
+    """See `warm_up`; with a module of `dfwlayer.engines.compiled.kernels` to begin with."""
+    with compiled.using("wait"), torch.enable_grad():
         eye, q = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         q.requires_grad_()
         wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
-        for objective, body in (
-            (Quadratic(eye, q), LpBall(1)),  # flat sets, also those that are only projected onto
-            (Quadratic(None, q), LpBall(1)),
-            (LeastSquares(wide.to_sparse(), 9 * q), LpBall(1)),  # and by columns
-            (Quadratic(eye, q), LpBall(2)),  # round ones
-            (Quadratic(eye, q), LpBall(3)),
-            (Quadratic(eye, q), Polyhedron(eye, 0.0)),  # and rows
-        ):
+        by_columns = LeastSquares(wide.to_sparse(), 9 * q)
+        examples = (
+            ("search", Quadratic(eye, q), LpBall(1)),  # flat sets, also those only projected onto
+            ("nearest", Quadratic(None, q), LpBall(1)),
+            ("ball", Quadratic(eye, q), LpBall(2)),
+            ("power", Quadratic(eye, q), LpBall(3)),
+            ("linear", Quadratic(eye, q), Polyhedron(eye, 0.0)),
+            ("outside exchange", by_columns, LpBall(1)),
+        )
+        for _, objective, body in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, body).x.sum(), q)
     return compiled.available()
 
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
-    if in_transform(arguments):
-        return through_transforms(_solution, arguments, settings)
-    return _solution(arguments, settings)
+    mapped = in_transform(arguments)
+    if mapped:
+        solution = through_transforms(_solution, arguments, settings)
+    else:
+        solution = _solution(arguments, settings)
+    versions = versions_in(arguments[:2])
+    vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
+    return solution
 
 
 def _solution(arguments: Arguments, settings: Settings) -> Solution:
@@ -196,22 +211,22 @@ def _run(task: Task) -> tuple[Task, Outcome]:
 
 
 def _answer(found: Located) -> Outcome | None:
-    """Attach the gradient and certify; None where the engine finds it should not have tried."""
-    x = _with_gradient(found)  # while a GPU may still be at work
+    """Attach the gradients and certify; None where the engine finds it should not have tried."""
+    x, value = _with_gradient(found)  # while a GPU may still be at work
     settled = found.settled()
     if settled is None:
         return None
     if settled is not found:
-        x = _with_gradient(settled)
+        x, value = _with_gradient(settled)
     outcome = certified(settled.problem, settled.outcome, settled.task.settings.tol)
-    return outcome._replace(x=settled.place(x))
+    return outcome._replace(x=settled.place(x), value=outcome.value if value is None else value)
 
 
-def _with_gradient(found: Located) -> Tensor:
-    """x, carrying its gradient if one may be asked for."""
+def _with_gradient(found: Located) -> tuple[Tensor, Tensor | None]:
+    """x, and f there if known, carrying their gradients if one may be asked for."""
     if found.face is None or not torch.is_grad_enabled():
-        return found.outcome.x
-    return attach(found.problem, found.outcome.x, found.face)
+        return found.outcome.x, found.outcome.value
+    return attach(found.problem, found.outcome.x, found.face, found.outcome.value)
 
 
 def _checked(arguments: Arguments) -> Arguments:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 __all__ = [
+    "Collection",
     "Device",
     "Dtype",
     "Family",
@@ -50,7 +51,17 @@ Suite = Annotated[
         "lasso: sparse least squares, for which --family names the problems and --threads is 2; "
         "results in bench-results-lasso. gpu: batches of small problems on a CUDA device, by one "
         "program for each problem and without; --family names the sets, results in "
-        "bench-results-gpu."
+        "bench-results-gpu. qp: quadratic programs from the files in the folder PATH; --sizes is "
+        "the most variables (4096), --family names the problems, --threads is 1; results in "
+        "bench-results-qp."
+    ),
+]
+Collection = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="For --suite qp: a folder of .mat (Maros-Meszaros) or .npz (MPC) files.",
+        show_default=False,
     ),
 ]
 Systems = Annotated[
@@ -94,7 +105,7 @@ def time_limit(default: float) -> Any:
 class ListCommand(TyperCommand):
     """A command whose repeatable options take every value up to the next option.
 
-    Only for commands without positional arguments, as it would swallow them.
+    A positional argument has to come before such an option, which would swallow it.
     """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]

@@ -480,3 +480,15 @@ def test_agrees_where_problems_are_left():
     close(own.x[good], other.x[good], 1e-10)
     for one, expected in zip(gradients, right, strict=True):
         close(one, expected, 1e-8)
+
+
+def test_the_value_carries_its_gradient():
+    """By the envelope theorem, in every part."""
+    parts = random(6, 7, 6, 2, (3,))
+    found = []
+    for use in (True, False):
+        with compiled.using(use):
+            value = dfw.solve(*problem(**parts)).value
+            found.append(torch.autograd.grad(value.sum(), list(parts.values())))
+    for one, other in zip(*found, strict=True):
+        close(one, other, 1e-8)

@@ -88,9 +88,18 @@ def test_where_nothing_can_be_written():
 
 
 def test_warm_up_leaves_nothing_to_compile():
-    """Every way in from Python has been called, forwards and backwards, also those by columns."""
+    """Every way in from Python has been called, forwards and backwards, also those by columns.
+
+    And with arrays of the same types as all others, those of a tensor of weights among them.
+    """
     assert dfw.warm_up()
+    for p in (1.0, 2.0, 3.0):
+        for shape in ((N,), (2, N)):
+            weight = torch.ones(shape, dtype=F64, requires_grad=True)
+            radius = torch.full(shape[:-1], 0.5, dtype=F64, requires_grad=True)
+            f = dfw.Quadratic(torch.eye(N, dtype=F64), torch.ones(N, dtype=F64))
+            dfw.solve(f, dfw.LpBall(p, radius, weight)).x.sum().backward()
     ways = (search.search, search.adjoint, nearest.search, nearest.adjoint, exchange.exchange)
     ways += (ball.search, ball.adjoint, power.search, power.adjoint, linear.search, linear.adjoint)
     ways += (outside.begin, outside.assess, outside.certify)
-    assert all(way.signatures for way in ways)
+    assert [len(way.signatures) for way in ways] == [1] * len(ways)

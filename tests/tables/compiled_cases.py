@@ -130,11 +130,14 @@ def attempted(objective, constraint, x0=None, **options):
 
 
 def answers(objective, constraint, **options):
-    """x and its gradients in every tensor."""
+    """The solution, and the gradients of x and of the value in every tensor."""
     sol = dfw.solve(objective, constraint, **options)
     asked = [t for t in tensors_in((objective, constraint)) if t.requires_grad]
     v = torch.cos(torch.arange(sol.x.numel(), dtype=sol.x.dtype)).reshape(sol.x.shape)
-    return sol, torch.autograd.grad(sol.x, asked, v.to(sol.x.device), retain_graph=True)
+    of_x = torch.autograd.grad(sol.x, asked, v.to(sol.x.device), retain_graph=True)
+    w = torch.sin(1 + torch.arange(sol.value.numel(), dtype=sol.x.dtype)).reshape(sol.value.shape)
+    of_value = torch.autograd.grad(sol.value, asked, w.to(sol.x.device), retain_graph=True)
+    return sol, (*of_x, *of_value)
 
 
 def close(found, expected, tolerance):

@@ -14,7 +14,7 @@ from torch import Tensor
 from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import Parameter, Value, merged, table
+from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.linalg.hull import Descent
@@ -253,6 +253,20 @@ class Constraint(ABC):
         """The parameters that are tensors, by name."""
         values = {name: getattr(self, name) for name in table(type(self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
+        """What `Solution.multipliers` has a price for, by name: the parameters that grow with the
+        set, such as radii, bounds and levels.
+
+        With each of them the shape of one problem's, None where it is that of the tensor.
+        ``shape`` is that of one problem's variable.
+        """
+        sizes = {Kind.NUMBER: (), Kind.ENTRIES: self.shape_of(shape)}
+        return {
+            name: (value, None if about.apart else sizes.get(about.kind))
+            for name, about in table(type(self)).items()
+            if about.grows and (value := getattr(self, name)) is not None
+        }
 
     def blank(self, n: int) -> Tensor:
         """Ones (n,) of the parameters' dtype and device."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods.base import Problem
-from dfwlayer.ops.rows import column, where_rows
+from dfwlayer.ops.rows import column, dot, or_one, where_rows
 
-__all__ = ["expand"]
+__all__ = ["expand", "worth"]
 
 
 def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
@@ -32,25 +32,76 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
     onto them. That is all for a flat face. A face that bends turns as x moves along it, which
     such a face does not tell; it has first derivatives only.
     """
-    turns = face.free is None and face.bends
-    if turns and order > 1:
-        raise ValueError(
-            "constraint: only first derivatives are to be had of sets with curved faces that are "
-            "not aligned with the axes, such as balls of matrices, found "
-            f"{type(problem.constraint).__name__}"
-        )
-    # without normals, or for one order only, a face need not know how x and λ move
-    still = face.free is None and (face.bends or not face.normals)
-    inverse = _Saddle(FaceSystem.of(problem.objective, face, x))
+    if _turns(face) and order > 1:
+        raise _too_high(problem)
+    return _expanded(problem, x, face, order)[0]
+
+
+def worth(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:  # (...)
+    """f at the solution x, with derivatives in the parameters that are right up to ``order`` ≥ 1.
+
+    The Lagrangian
+
+        f(x; θ) + Σ λ_j (h_j(x; w) − t_j)
+
+    is stationary in z and λ at the solution. So it is off by O(‖δθ‖²ᵐ⁺²) where (z, λ) is by
+    O(‖δθ‖ᵐ⁺¹), and m = 0, the known solution with the pinned coordinates as functions of (w, t),
+    suffices for its first derivatives: the envelope theorem. No linear system has to be solved.
+
+    A face that turns tells h up to second order only, as ⟨a, d⟩ and ½⟨d, C d⟩ for a movement d.
+    """
+    steps = order // 2
+    at, multiplier = _expanded(problem, x, face, steps)
+    value = problem.objective.value(at)
+    if steps == 0 or _still(face):
+        value = value + (column(face.multiplier, x) * face.excess()).sum(-1)
+    else:
+        value = value + (multiplier * _moved(face, at, multiplier).excess()).sum(-1)
+    if steps == 0 or not _turns(face):
+        return value
+    if order > 2 or len(face.normals) > 1:
+        raise _too_high(problem)
+    d = at - x
+    for a in face.normals:
+        value = value + dot(face.force(), d)
+        # a norm has no curvature along x, which a face may leave out beside the tangent space
+        length = dot(a, x)
+        along = torch.where(length > 0, dot(a, d) / or_one(length), 0).unsqueeze(-1)
+        d = d - along * x
+    return value + 0.5 * dot(d, face.curvature(d))
+
+
+def _turns(face: Face) -> bool:
+    """Whether the directions that are left turn as x moves along the face."""
+    return face.free is None and face.bends
+
+
+def _still(face: Face) -> bool:
+    """Whether a face need not know how x and λ move: without normals, or for one order only."""
+    return face.free is None and (face.bends or not face.normals)
+
+
+def _too_high(problem: Problem) -> ValueError:
+    return ValueError(
+        "constraint: only first derivatives of x, and second ones of the value, are to be had of "
+        "sets with curved faces that are not aligned with the axes, such as balls of matrices, "
+        f"found {type(problem.constraint).__name__}"
+    )
+
+
+def _expanded(problem: Problem, x: Tensor, face: Face, order: int) -> tuple[Tensor, Tensor]:
+    """x and λ to an order, 0 for x that moves with what is pinned."""
+    still = _still(face)
     moved = face.pinned()
     moved = moved - moved.detach()
     pinned = x + moved  # x itself is feasible to the last bit
     z, multiplier = x, column(face.multiplier, x)
+    inverse = _Saddle(FaceSystem.of(problem.objective, face, x)) if order > 0 else None
     for _ in range(order):
         at = _placed(face, z, pinned)
         here = face if still else _moved(face, at, multiplier)
         residual = problem.objective.gradient(at) + here.force()
-        if turns:
+        if _turns(face):
             residual = residual + face.curvature(moved)
         excess = here.excess()
         change: tuple[Tensor, Tensor] = _Inverse.apply(  # type: ignore[no-untyped-call]
@@ -58,7 +109,7 @@ def expand(problem: Problem, x: Tensor, face: Face, order: int) -> Tensor:
         )
         z = z - change[0]
         multiplier = multiplier if still else multiplier - change[1]
-    return _placed(face, z, pinned)
+    return _placed(face, z, pinned), multiplier
 
 
 def _placed(face: Face, z: Tensor, pinned: Tensor) -> Tensor:

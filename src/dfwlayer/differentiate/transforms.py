@@ -21,6 +21,7 @@ __all__ = [
     "Derived",
     "Pullback",
     "Recipe",
+    "any_in_transform",
     "derived",
     "has_derivatives",
     "in_transform",
@@ -181,6 +182,11 @@ def in_transform(node: Any) -> bool:
         return False
     duals = [forward_ad.unpack_dual(t) for t in tensors_in(node, sparse=False)]  # type: ignore[no-untyped-call]
     return any(dual.tangent is not None for dual in duals)
+
+
+def any_in_transform(*gradients: Tensor | None) -> bool:
+    """The same of gradients that arrive, None for those that do not."""
+    return any(in_transform(gradient) for gradient in gradients if gradient is not None)
 
 
 def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -113,6 +113,11 @@ class Task:
             x = where_rows(bad == 0, x, torch.nan)
         return x.reshape(*self.lead, *self.shape)
 
+    def without_lost(self, value: Tensor, found: Tensor | None = None) -> Tensor:  # (...)
+        """A number of each problem, NaN for those that cannot be solved, as in `without_bad`."""
+        bad = merged(self.bad, found)
+        return value if bad is None else torch.where(bad != 0, torch.nan, value)
+
     def solution(self, outcome: Outcome) -> Solution:
         """The outcome as the caller gets it."""
         value, gap, status = outcome.value, outcome.gap, outcome.status
@@ -120,10 +125,9 @@ class Task:
         found: Tensor | None = None
         if getattr(self.settings.method, "proves_empty", False):
             found = torch.where(status == Status.INFEASIBLE, status, 0)
+        value, gap = self.without_lost(value, found), self.without_lost(gap, found)
         if (bad := merged(self.bad, found)) is not None:
-            lost = bad != 0
-            value, gap = torch.where(lost, torch.nan, value), torch.where(lost, torch.nan, gap)
-            status = torch.where(lost, bad, status)
+            status = torch.where(bad != 0, bad, status)
         x = self.without_bad(outcome.x, found)
         return Solution(x, value, gap, outcome.num_steps, status)
 

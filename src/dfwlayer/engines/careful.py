@@ -186,6 +186,9 @@ def _in_units(run: Run, task: Task) -> Outcome | None:
     size = unit**2 / factor
     value, gap = value * size, _rounded_up(gap * size, start.dtype)
     value = value.to(start.dtype)
+    if found.value is not None and found.value.requires_grad:
+        moved = (found.value - found.value.detach()) * size
+        value = value + torch.where(torch.isfinite(found.value), moved, 0).to(start.dtype)
     lost = ~torch.isfinite(value) | ~torch.isfinite(gap)
     open_ended = status != Status.UNBOUNDED
     status = torch.where(lost & open_ended, int(Status.OUT_OF_RANGE), status)

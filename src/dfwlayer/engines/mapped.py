@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from dfwlayer.arguments import common_batch
+from dfwlayer.constraints.base import Face
 from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
-from dfwlayer.differentiate.expansion import expand
+from dfwlayer.differentiate.expansion import expand, worth
 from dfwlayer.differentiate.transforms import derived
-from dfwlayer.engines.base import Arguments, bind, centred
-from dfwlayer.methods.base import Settings
+from dfwlayer.engines.base import Arguments, Task, bind, centred
+from dfwlayer.methods.base import Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Solution
 
-__all__ = ["through_transforms"]
+__all__ = ["Call", "Known", "known_at", "through_transforms", "value_at_zero"]
 
 Run = Callable[[Arguments, Settings], Solution]
 
@@ -34,19 +36,22 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
     differentiable = torch.is_grad_enabled() or forward_ad._current_level >= 0
     if differentiable:
         objective, constraint, _, _ = filled(arguments, iter(constants))
-        check_no_others(objective, constraint, lambda: _value_at_zero(objective))
+        check_no_others(objective, constraint, lambda: value_at_zero(objective))
     call = (ranks, run, arguments, settings)
     x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
     if differentiable:
-        (x,) = derived(_Carried(*call), x.detach(), *level(tensors, ranks))
+        own, known = level(tensors, ranks), x.detach()
+        # each by itself: where one is asked for the other need not be had
+        (x,) = derived(_Carried(*call), known, *own)
+        (value,) = derived(_Worth(*call), known, value.detach(), *own)
     return Solution(x, value, gap, num_steps, status)
 
 
 @dataclass(frozen=True)
-class _Call(Batched):
+class Call(Batched):
     """A solve with other tensors in its arguments."""
 
-    run: Run
+    run: Run | None  # how to solve, where that has to be done again
     arguments: Arguments
     settings: Settings
 
@@ -66,20 +71,25 @@ class _Call(Batched):
         arguments: Arguments = filled(self.arguments, tensors)
         return arguments, replace(self.settings, step_size=arguments.step_size)
 
+    def solved(self, tensors: Iterator[Tensor]) -> Solution:
+        """Solve with these tensors."""
+        assert self.run is not None
+        return self.run(*self.filled(tensors))
 
-class _Found(_Call):
+
+class _Found(Call):
     """The solution and its certificate, without derivatives."""
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         tensors, lead = self.laid_out(inputs)
-        sol = self.run(*self.filled(iter(tensors)))
+        sol = self.solved(iter(tensors))
         numbers = (sol.value, sol.gap, sol.num_steps, sol.status)
         if len(lead) < 2:
             return sol.x, *numbers
         return sol.x.reshape(*lead, sol.x.shape[-1]), *(n.reshape(lead) for n in numbers)
 
 
-class _Carried(_Call):
+class _Carried(Call):
     """(the solution, what it was found from) ↦ the solution, differentiably."""
 
     def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -88,24 +98,57 @@ class _Carried(_Call):
         (known, *tensors), lead = self.laid_out(inputs, (1,))
         arguments, settings = self.filled(iter(tensors))
         if settings.mode == "implicit":
-            x = _expanded(arguments._replace(x0=known), settings, order)
+            task, problem, x, face, place = known_at(arguments._replace(x0=known), settings)
+            x = task.without_bad(place(expand(problem, x, face, order)))
         else:
-            x = self.run(arguments, settings).x
+            x = self.solved(iter(tensors)).x
         return (x if len(lead) < 2 else x.reshape(*lead, x.shape[-1]),)
 
 
-def _expanded(arguments: Arguments, settings: Settings, order: int) -> Tensor:
-    """The solution x0, with derivatives in the other arguments that are right up to an order."""
+class _Worth(Call):
+    """(the solution, f there, what they were found from) ↦ f at the solution, differentiably."""
+
+    def __call__(self, order: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if order == 0:
+            return (inputs[1].clone(),)
+        (known, _, *tensors), lead = self.laid_out(inputs, (1, 0))
+        arguments, settings = self.filled(iter(tensors))
+        if settings.mode == "implicit":
+            task, problem, x, face, _ = known_at(arguments._replace(x0=known), settings)
+            value = task.without_lost(worth(problem, x, face, order))
+        else:
+            value = self.solved(iter(tensors)).value
+        return (value if len(lead) < 2 else value.reshape(lead),)
+
+
+class Known(NamedTuple):
+    """A known solution, and the problem that it solves."""
+
+    task: Task
+    problem: Problem  # seen from the centre of its set
+    x: Tensor  # likewise
+    face: Face
+    place: Callable[[Tensor], Tensor]  # from there to x
+
+
+def known_at(arguments: Arguments, settings: Settings, priced: bool = False) -> Known:
+    """Where the solution x0 is; its set, ``priced``, with parameters of each problem's own."""
     task = bind(arguments, settings).checked()
     problem, x, place = centred(task.objective, task.constraint, task.point)
+    if priced:
+        none = torch.zeros(task.lead, dtype=torch.bool, device=x.device)
+        own = problem.constraint.replace_rows(none)
+        for tensor, _ in own.priced(task.shape).values():
+            tensor.requires_grad_()
+        problem = problem._replace(constraint=own)
     with torch.no_grad():
         # measured from a centre x would depend on it, but the known solution is a constant
         x = problem.constraint.retract(x.detach())
         _, _, face = problem.face_at(x)
-    return task.without_bad(place(expand(problem, x, face, order)))
+    return Known(task, problem, x, face, place)
 
 
-def _value_at_zero(objective: Objective) -> Tensor:
+def value_at_zero(objective: Objective) -> Tensor:
     """f(0), for an objective that is not bound yet."""
     batch = common_batch(objective.batch_sizes)
     objective, n = objective.bind(batch), math.prod(objective.shape)

@@ -157,6 +157,13 @@ class Objective(ABC):
         """Any tensor (..., n) with ∇f(x)'s derivative in the parameters."""
         return self.gradient(x)
 
+    def tracked_value(self, x: Tensor) -> Tensor | None:
+        """f(x) with its derivative in the parameters, (B,).
+
+        None where the fields hold all that f depends on, so that it can be made when it is needed.
+        """
+        return self.value(x)
+
     def shifted(self, rho: Scalar) -> tuple[Callable[[Tensor], Tensor], Scalar] | None:
         """v ↦ (∇²f + ρ)⁻¹ v by a factorisation, None where that is not to be had.
 
@@ -227,8 +234,11 @@ class Objective(ABC):
     @property
     def _first(self) -> Tensor:
         """The first tensor."""
-        first: Tensor = next(t for name in self.ranks if (t := getattr(self, name)) is not None)
-        return first
+        for name in self.ranks:
+            first: Tensor | None = getattr(self, name)
+            if first is not None:
+                return first
+        raise AttributeError("an objective has at least one tensor")
 
     @property
     def _tensors(self) -> dict[str, Tensor]:

@@ -150,6 +150,9 @@ class LeastSquares(Objective):
         residual = self.product(x) - self.b
         return 0.5 * dot(residual, residual), self.adjoint(residual)
 
+    def tracked_value(self, x: Tensor) -> None:
+        """None: A and b are all."""
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """Aᵀ(A v), whatever x."""
         return self.adjoint(self.product(v))

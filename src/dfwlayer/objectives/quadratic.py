@@ -194,6 +194,9 @@ class Quadratic(Objective):
             return self.q.expand_as(x)
         return self.gradient(x)
 
+    def tracked_value(self, x: Tensor) -> None:
+        """None: P and q are all."""
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """P v, whatever x."""
         return self.product(v)

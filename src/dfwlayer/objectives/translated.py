@@ -82,6 +82,11 @@ class Translated(Objective):
             return self.gradient(x)
         return self.objective.dependence(self.origin + x)
 
+    def tracked_value(self, x: Tensor) -> Tensor | None:
+        """None where f has none."""
+        found = self.objective.tracked_value(self.origin + x)
+        return None if found is None else self.value(x)
+
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """∇²f(c + y) v."""
         return self.objective.hvp(self.origin + x, v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fields_of", "filled", "static_of", "tensors_in"]
+__all__ = ["added", "fields_of", "filled", "static_of", "tensors_in", "versions_in"]
+
+
+SEQUENCES = (tuple, list)
+PLAIN = frozenset((float, int, bool, str, type(None)))  # without tensors in them
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})  # most of what is not a tensor
 
 
 def fields_of(node: Any) -> tuple[str, ...]:
@@ -31,7 +38,8 @@ def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
 
 
 def _collect(node: Any, found: list[Tensor]) -> None:
-    if node is None or isinstance(node, float | type):
+    kind: type = type(node)
+    if kind in _PLAIN:
         return
     if isinstance(node, Tensor):
         found.append(node)
@@ -41,9 +49,41 @@ def _collect(node: Any, found: list[Tensor]) -> None:
     elif isinstance(node, dict):
         for part in node.values():
             _collect(part, found)
-    else:
-        for name in fields_of(node):
-            _collect(getattr(node, name), found)
+    elif not isinstance(node, type):
+        for name in _names(kind):
+            part = getattr(node, name)
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif part is not None:
+                _collect(part, found)
+
+
+def added(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients for the same tensors, None for none, added one by one."""
+    pairs = zip(a, b, strict=True)
+    return [own if other is None else other if own is None else own + other for own, other in pairs]
+
+
+def versions_in(parts: Iterable[Any]) -> list[int]:
+    """How often each of `tensors_in` was changed in place; asked in every solve, so in one pass."""
+    found: list[int] = []
+    _count(parts, found)
+    return found
+
+
+def _count(parts: Iterable[Any], found: list[int]) -> None:
+    for part in parts:
+        kind: Any = type(part)
+        if kind in PLAIN:
+            continue
+        if isinstance(part, Tensor):
+            found.append(0 if part.is_inference() else part._version)
+        elif isinstance(part, SEQUENCES):
+            _count(part, found)
+        elif isinstance(part, dict):
+            _count(part.values(), found)
+        else:
+            _count([getattr(part, name) for name in _names(kind)], found)
 
 
 def filled(node: Any, tensors: Iterator[Tensor]) -> Any:

@@ -13,6 +13,7 @@ from dfwlayer_bench import options
 from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.lasso.command import bench_lasso
 from dfwlayer_bench.bench.plan import Asked, Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.bench.qp.command import bench_qp
 from dfwlayer_bench.bench.small.command import bench_small
 from dfwlayer_bench.report.terminal import PLAIN, output
 
@@ -30,12 +31,14 @@ OTHERS = {  # the options that a suite does not have
     "small": ("dtype", *ONLY_LARGE),
     "lasso": ("dtype", *ONLY_LARGE, "sizes"),
     "gpu": (*ONLY_LARGE, "sizes", "systems"),
+    "qp": ("dtype", *ONLY_LARGE, "seed"),
 }
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 
 
 def bench(
     context: typer.Context,
+    folder: options.Collection = None,
     suite: options.Suite = "large",
     sizes: options.Sizes = None,
     family: options.Family = None,
@@ -63,15 +66,19 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu"))
+    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu", "qp"))
+    if folder is not None and suite != "qp":
+        raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
     if suite != "large":
-        folder = out if _given(context, "out") else Path(f"bench-results-{suite}")
-        asked = Asked(systems, repeats, seed, folder, fresh, quick, threads)
+        where = out if _given(context, "out") else Path(f"bench-results-{suite}")
+        asked = Asked(systems, repeats, seed, where, fresh, quick, threads)
         _check_given(context, suite, OTHERS[suite])
         if suite == "lasso":
             return bench_lasso(asked, problems=family)
         if suite == "small":
             return bench_small(asked, sizes=sizes, sets=family)
+        if suite == "qp":
+            return bench_qp(asked, folder=folder, sizes=sizes, problems=family)
         return bench_gpu(asked, sets=family, dtype=dtype)
     from rich.console import Console
 

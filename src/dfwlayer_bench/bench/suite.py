@@ -14,7 +14,7 @@ from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, cells_of, r
 from dfwlayer_bench.report.progress import Report, progress
 from dfwlayer_bench.report.terminal import interrupted, refuse
 
-__all__ = ["conduct", "take_turns"]
+__all__ = ["conduct", "identity_of", "take_turns"]
 
 Cells = TypeVar("Cells")
 Own = TypeVar("Own", bound=TimedCell)
@@ -78,7 +78,7 @@ def take_turns(
         threads=plan.threads,
         device="cpu",
         command=shlex.join(["dfw", "bench", "--suite", tables.name, *words, *plan.words()]),
-        identity=lambda machine: _identity(tables.name, plan, machine),
+        identity=lambda machine: identity_of(tables.name, plan, machine),
         count=plan.cells,
         run=lambda store, report: run_groups(cells(store), plan.repeats, store, report, ready),
         saved=begun,
@@ -86,6 +86,6 @@ def take_turns(
     )
 
 
-def _identity(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:
+def identity_of(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a run to go on where another one was interrupted."""
     return {"suite": suite, "seed": plan.seed, "threads": plan.threads, **machine_identity(machine)}

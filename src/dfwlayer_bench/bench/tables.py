@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -17,7 +17,7 @@ from dfwlayer_bench.report.terminal import PLAIN, output
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["OURS", "Tables"]
+__all__ = ["OURS", "Tables", "settings_of_systems"]
 
 OURS = "dfwlayer"
 
@@ -95,11 +95,7 @@ class Tables(Generic[Own, OwnRow]):
 
     def settings(self, cells: Sequence[Own]) -> dict[str, str]:
         """What each system that was told anything was told."""
-        found = {
-            name: [cell.settings for cell in cells if cell.system == name and cell.settings]
-            for name in self.systems
-        }
-        return {name: settings_text(own) for name, own in found.items() if own}
+        return settings_of_systems(self.systems, cells)
 
     def markdown(self, cells: Sequence[Own], rows: Sequence[OwnRow], about: dict[str, Any]) -> str:
         """The command, the machine, the tables and the settings."""
@@ -111,3 +107,12 @@ class Tables(Generic[Own, OwnRow]):
         lines += ["", "### Settings", ""]
         lines += [f"- {name}: {settings}" for name, settings in self.settings(cells).items()]
         return "\n".join(lines) + "\n"
+
+
+def settings_of_systems(systems: Iterable[str], cells: Sequence[TimedCell]) -> dict[str, str]:
+    """What each system that was told anything was told."""
+    found = {
+        name: [cell.settings for cell in cells if cell.system == name and cell.settings]
+        for name in systems
+    }
+    return {name: settings_text(own) for name, own in found.items() if own}

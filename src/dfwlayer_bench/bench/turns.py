@@ -129,7 +129,7 @@ Own = TypeVar("Own", bound=TimedCell)
 
 
 def cells_of(
-    plan: TimedPlan, store: Store, kind: type[Own], known: Mapping[str, TimedSystem[Any]]
+    plan: TimedPlan, store: Store, kind: type[Own], known: Mapping[str, Packaged]
 ) -> list[list[Own]]:
     """Those of each problem of the plan, as saved where that still holds."""
     return [

@@ -285,19 +285,21 @@ def test_only_what_asks_gets_a_gradient(wanted, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_x_carries_the_gradient(method):
+def test_x_and_the_value_carry_gradients_and_nothing_else(method):
     case = make_case("quadratic", "p=1", rows=2, seed=51)
     leaves = {k: v.clone().requires_grad_() for k, v in case.params.items()}
     sol = dfw.solve(*case.build(leaves), method=METHODS[method].method, max_steps=10)
     assert sol.x.requires_grad
-    assert not sol.value.requires_grad
+    assert sol.value.requires_grad
     assert not sol.gap.requires_grad
     with torch.no_grad():
         quiet = dfw.solve(*case.build(leaves), method=METHODS[method].method, max_steps=10)
     assert not quiet.x.requires_grad
+    assert not quiet.value.requires_grad
     close(quiet.x, sol.x, rtol=1e-13, atol=1e-15)
     constant = dfw.solve(*case.problem(), method=METHODS[method].method, max_steps=10)
     assert not constant.x.requires_grad
+    assert not constant.value.requires_grad
 
 
 @pytest.mark.parametrize("p", PS)

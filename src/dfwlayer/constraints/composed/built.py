@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,6 +32,10 @@ class Built(Constraint):
     def batch_sizes(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Of S and of the set's own parameters."""
         return self.constraint.batch_sizes(shape) | super().batch_sizes(shape)
+
+    def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
+        """Those of S, then the set's own."""
+        return self.constraint.priced(shape) | super().priced(shape)
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Both."""

@@ -115,6 +115,14 @@ class Product(Constraint):
         parts = zip(self.sets, torch.split(like, self._counts, -1), strict=True)
         return all(part.is_plain(own) for part, own in parts)
 
+    def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
+        """Those of the sets, with the number of the set in front: "0.radius"."""
+        return {
+            f"{i}.{name}": about
+            for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True))
+            for name, about in part.priced(own).items()
+        }
+
     def verified(self) -> tuple[Self, Tensor | None]:
         """What each set asks for."""
         sets, flags = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,10 @@ class Shifted(Built):
                 f"constraint: expected a set such as LpBall, got {type(self.constraint).__name__}"
             )
         super().__post_init__()
+
+    def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
+        """Those of S: a centre is no limit."""
+        return self.constraint.priced(shape)
 
     def centred(self) -> tuple[Constraint, Tensor]:
         """S and c, of a set that is bound."""

@@ -16,7 +16,7 @@ from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.quadratic import Answer, Program, duality_gap, minimise
+from dfwlayer.linalg.quadratic import Answer, Program, Thin, duality_gap, minimise, thinned
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
@@ -179,11 +179,9 @@ class Polyhedron(Constraint):
         target = -g / temperature
         with torch.no_grad():
             program = self.linear(g)
-            n = g.shape[-1]
-            eye = torch.eye(n, dtype=program.q.dtype, device=g.device).unsqueeze(0)
-            q = -target.double().reshape(program.q.shape)
-            found = minimise(program._replace(P=eye, q=q))
-            noise = 64 * torch.finfo(g.dtype).eps * (q.abs() + found.x.abs()).amax(-1)
+            point = target.double().reshape(program.q.shape)
+            found = minimise(program.towards(point))
+            noise = 64 * torch.finfo(g.dtype).eps * (point.abs() + found.x.abs()).amax(-1)
             x = found.x.to(g.dtype).reshape(g.shape)
             face = face_of_answer(self, found, x, noise)
         return face.solved(target) if torch.is_grad_enabled() else x
@@ -191,10 +189,8 @@ class Polyhedron(Constraint):
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By interior-point steps."""
         program = self.linear(z)
-        n = z.shape[-1]
-        eye = torch.eye(n, dtype=program.q.dtype, device=z.device).unsqueeze(0)
         target = z.detach().double().reshape(program.q.shape)
-        return _placed(minimise(program._replace(P=eye, q=-target)), z)
+        return _placed(minimise(program.towards(target)), z)
 
     def retract(self, x: Tensor) -> Tensor:
         """x where it satisfies all rows to rounding, otherwise the projection."""
@@ -257,7 +253,7 @@ class Polyhedron(Constraint):
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
         """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
         n = like.shape[-1]
-        program = self.linear(like)._replace(P=P.reshape(-1, n, n), q=q)
+        program = thinned(self.linear(like)._replace(P=P.reshape(-1, n, n), q=q))
         found = minimise(program, most)
         known = found.x, found.exact, found.empty, found.endless, found.steps
         return _Minimum(*known, self, program, found)
@@ -288,7 +284,7 @@ class Polyhedron(Constraint):
 @dataclass(frozen=True)
 class _Minimum(Minimum):
     constraint: Polyhedron
-    program: Program
+    program: Program | Thin
     answer: Answer
 
     def gap(self, x: Tensor, gradient: Tensor) -> Tensor:

@@ -4,20 +4,19 @@ For problems with a dense quadratic objective over a set in normal form (bounds,
 block by block), up to a few hundred coordinates. `attempt` answers those it can solve beyond doubt
 and leaves the others to the engines of `dfwlayer.engines`, which answer everything.
 
-On the CPU Numba compiles the code when it is first needed, which takes some seconds, and keeps it
-on disk for the processes to come. On a GPU that is Triton's part, see `dfwlayer.engines.programs`.
-Where one of them is missing, or does not work, nothing is attempted there.
+On the CPU Numba compiles the code when it is first needed, in the background unless it is to be
+waited for (`dfwlayer.engines.compiled.background`), and keeps it on disk for the processes to come.
+On a GPU that is Triton's part, see `dfwlayer.engines.programs`. Where one of them is missing, or
+does not work, nothing is attempted there.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from importlib import import_module
 
 from dfwlayer.engines.base import Arguments, Attempt
+from dfwlayer.engines.compiled.background import mode, using
 from dfwlayer.methods.base import Settings
 
 __all__ = ["attempt", "available", "using"]
@@ -27,28 +26,15 @@ _Attempt = Callable[[Arguments, Settings], Attempt | None]
 # by the device that a problem is on
 ENGINES = {"cpu": "dfwlayer.engines.compiled.engine", "cuda": "dfwlayer.engines.programs.engine"}
 
-_wanted: ContextVar[bool] = ContextVar(
-    "dfwlayer_compiled", default=os.environ.get("DFWLAYER_COMPILED", "1") != "0"
-)
 _loaded: dict[str, _Attempt | None] = {}  # empty until somebody asks
 
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt in compiled code, None if that is nothing."""
-    if not _wanted.get() or not settings.compiles:
+    if not settings.compiles or mode() == "off":
         return None
     run = _engine(arguments.objective.device.type)
     return None if run is None else run(arguments, settings)
-
-
-@contextmanager
-def using(compiled: bool) -> Iterator[None]:
-    """Solve with compiled code, or without it, in this context."""
-    before = _wanted.set(compiled)
-    try:
-        yield
-    finally:
-        _wanted.reset(before)
 
 
 def available(device: str = "cpu") -> bool:

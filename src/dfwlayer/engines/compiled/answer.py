@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.differentiate.implicit import attach
-from dfwlayer.differentiate.transforms import in_transform
+from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
+from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import tensors_in
+from dfwlayer.ops.tensors import added, tensors_in, versions_in
 
 __all__ = ["Gradients", "Layout", "carrying", "spoiled"]
 
@@ -34,7 +35,13 @@ class Layout(Protocol):
         """The solution as it is seen from the centre of the set."""
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
-        """Gradients in `tensors` from one in the solution; NaN of the latter goes on."""
+        """Gradients in `tensors` from one in the solution; NaN of the latter goes on.
+
+        Raises `NotCompiledError` where the code for it is not there yet.
+        """
+
+    def gradients_of_value(self, asked: Sequence[bool], found: Any, w: Tensor) -> Gradients | None:
+        """The same from one in each value, None where only tensor operations know."""
 
 
 class _Solved(NamedTuple):
@@ -42,58 +49,77 @@ class _Solved(NamedTuple):
 
     layout: Layout
     found: Any
+    value: list[Tensor]  # taken out when it becomes an output, which would be kept for ever
     arguments: Arguments
     settings: Settings
-    own: int  # of the inputs below, how many are the layout's
+    among: list[bool]  # of the layout's tensors, which ones are inputs below
+    given: list[Tensor]  # those of the arguments
     versions: list[int]
 
 
-def carrying(layout: Layout, found: Any, arguments: Arguments, settings: Settings) -> Tensor | None:
-    """The solution with its gradient, None if nothing asks for one."""
+def carrying(
+    layout: Layout, found: Any, value: Tensor, arguments: Arguments, settings: Settings
+) -> tuple[Tensor, Tensor] | None:
+    """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
-    own = [t for t in layout.tensors if t is not None and t.requires_grad]
-    if not own:
+    tensors = layout.tensors
+    among = [t is not None and t.requires_grad for t in tensors]
+    inputs = list(compress(tensors, among))
+    if not inputs:
         return None
     given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, arguments, settings, len(own), _versions(given))
-    # the set's may be others, from which the layout's were derived
-    others = (t for t in given if t.requires_grad)
-    x: Tensor = _Solution.apply(solved, *own, *others)  # type: ignore[no-untyped-call]
-    return x
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often tensors were changed in place."""
-    return [0 if t.is_inference() else t._version for t in tensors]
+    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions_in(given))
+    # those from which the layout's were derived; the same one may stand in several places
+    known = {id(t) for t in inputs}
+    inputs += (t for t in given if t.requires_grad and id(t) not in known)
+    x, value = _Solution.apply(solved, *inputs)  # type: ignore[no-untyped-call]
+    return x, value
 
 
 class _Solution(torch.autograd.Function):
-    """x, with the gradient of the exact solution; inputs are tensors that ask for one.
+    """x and f, with the gradients of the exact solution; inputs are tensors that ask for one.
 
     They are the layout's, which may be derived from those of the arguments, and then these.
     """
 
     @staticmethod
-    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, solved: _Solved, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         ctx.solved, ctx.inputs = solved, inputs
-        return solved.layout.fresh(solved.found)
+        ctx.set_materialize_grads(False)
+        return solved.layout.fresh(solved.found), solved.value.pop()
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        layout, found, arguments, _, own, versions = solved = ctx.solved
-        if _versions(tensors_in((arguments.objective, arguments.constraint))) != versions:
+    def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
+        solved: _Solved = ctx.solved
+        layout, found, among = solved.layout, solved.found, solved.among
+        if versions_in(solved.given) != solved.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
         asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or in_transform(v):
-            return None, *_differentiably(solved, ctx.inputs, asked, v)
-        tensors, needs = layout.tensors, iter(asked[:own])
-        among = [t is not None and t.requires_grad for t in tensors]
-        gradients = layout.gradients([each and next(needs) for each in among], found, v)
-        return None, *compress(gradients, among), *[None] * (len(asked) - own)
+        if torch.is_grad_enabled() or any_in_transform(v, w):
+            return None, *_differentiably(solved, ctx.inputs, asked, v, w)
+        needs = iter(asked)
+        wanted = [each and next(needs) for each in among]
+        out: Gradients = [None] * len(asked)
+        if v is not None:
+            try:
+                own = list(compress(layout.gradients(wanted, found, v), among))
+                out[: len(own)] = own
+            except NotCompiledError as missing:
+                start(missing)
+                out = _detached(_differentiably(solved, ctx.inputs, asked, v, None))
+        if w is not None:
+            known = layout.gradients_of_value(wanted, found, w)
+            if known is None:
+                more = _detached(_differentiably(solved, ctx.inputs, asked, None, w))
+            else:
+                own = list(compress(known, among))
+                more = [*own, *[None] * (len(asked) - len(own))]
+            out = added(out, more)
+        return None, *out
 
 
 def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
@@ -112,29 +138,43 @@ def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
     ]
 
 
+def _detached(gradients: Gradients) -> Gradients:
+    return [gradient if gradient is None else gradient.detach() for gradient in gradients]
+
+
 def _differentiably(
-    solved: _Solved, inputs: Sequence[Tensor], asked: Sequence[bool], v: Tensor
+    solved: _Solved,
+    inputs: Sequence[Tensor],
+    asked: Sequence[bool],
+    v: Tensor | None,
+    w: Tensor | None,
 ) -> Gradients:
-    """The same gradients with derivatives of their own, past what was derived from the tensors."""
+    """Gradients with derivatives of their own, past what was derived from the tensors."""
     with torch.enable_grad():
         task = bind(solved.arguments, solved.settings).checked()
         at = solved.layout.seen(solved.found)
         problem, _, place = centred(task.objective, task.constraint, at)
         with torch.no_grad():
-            _, _, face = problem.face_at(at)
-        moved = place(attach(problem, at, face))
+            value, _, face = problem.face_at(at)
+        moved, value_there = attach(problem, at, face, value)
+        assert value_there is not None
+        outputs = [(place(moved), v), (value_there, w)]
     wanted: dict[int, int] = {}  # by identity, as a tensor may be the argument of several things
-    for i, tensor in enumerate(inputs[solved.own :], start=solved.own):
-        if asked[i]:
+    places = {id(t) for t in solved.given}
+    for i, tensor in enumerate(inputs):
+        if asked[i] and id(tensor) in places:
             wanted.setdefault(id(tensor), i)
+    out: Gradients = [None] * len(inputs)
+    if not wanted:
+        return out
+    pairs = [(output, each) for output, each in outputs if each is not None]
     gradients = torch.autograd.grad(
-        moved,
+        [output for output, _ in pairs],
         [inputs[i] for i in wanted.values()],
-        v,
-        create_graph=True,
+        [each for _, each in pairs],
+        create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
-    out: Gradients = [None] * len(inputs)
     for i, gradient in zip(wanted.values(), gradients, strict=True):
         out[i] = gradient
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,20 @@ from torch.nn import Parameter
 
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
+from dfwlayer.engines.compiled.background import NotCompiledError, busy
 
-__all__ = ["EPS", "Array", "Batch", "Laid", "array_of", "narrowed", "outer", "signs", "summed"]
+__all__ = [
+    "EPS",
+    "Array",
+    "Batch",
+    "Laid",
+    "array_of",
+    "narrowed",
+    "outer",
+    "signs",
+    "stretched",
+    "summed",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -51,12 +64,27 @@ class Laid(ABC):
 
     def gradients(self, asked: Sequence[bool], found: Any, v: Tensor) -> Gradients:
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
+        if busy():
+            raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if np.isfinite(arriving.sum()):
+        if math.isfinite(arriving.sum()):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
         return spoiled(gradients, torch.from_numpy(lost))
+
+    def gradients_of_value(self, asked: Sequence[bool], found: Any, w: Tensor) -> Gradients | None:
+        """Those of `envelope`; NaN goes on likewise."""
+        arriving = np.ascontiguousarray(w.numpy(), np.float64).reshape(-1, 1)
+        lost: Array = np.logical_not(np.isfinite(arriving))
+        if not lost.any():
+            return self.envelope(asked, found, arriving)
+        gradients = self.envelope(asked, found, np.where(lost, 0.0, arriving))
+        return None if gradients is None else spoiled(gradients, torch.from_numpy(lost[:, 0]))
+
+    def envelope(self, asked: Sequence[bool], found: Any, w: Array) -> Gradients | None:
+        """Gradients in the tensors from one in each value (B, 1), None where others know them."""
+        return None
 
     @abstractmethod
     def pullback(self, asked: Sequence[bool], found: Any, v: Array) -> Gradients:
@@ -109,6 +137,17 @@ def array_of(value: Value, rank: int) -> Array:
     if found.ndim == rank:
         found = found[None]
     return np.ascontiguousarray(found, np.float64)
+
+
+def stretched(values: Array, *shape: int) -> Array:
+    """The same numbers in that shape, in memory of their own.
+
+    What broadcasting gives may not be written to, where it is that shape already, which is another
+    type to Numba: everything would be compiled once more for it.
+    """
+    out = np.empty(shape)
+    out[...] = values
+    return out
 
 
 def signs(weight: Value) -> Array:

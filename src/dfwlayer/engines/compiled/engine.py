@@ -9,6 +9,7 @@ from torch import Tensor
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import carrying
 from dfwlayer.engines.compiled.arrays import Array
+from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
@@ -20,8 +21,21 @@ __all__ = ["attempt"]
 SMALLEST = 7.01e-46  # no less than half of the smallest float32
 
 
+watch()
+
+
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
-    """Solve what can be solved beyond doubt, None if that is nothing."""
+    """Solve what can be solved beyond doubt, None if that is nothing, or not compiled yet."""
+    if busy():
+        return None
+    try:
+        return _attempt(arguments, settings)
+    except NotCompiledError as missing:
+        start(missing)
+        return None
+
+
+def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     problem = arguments.objective, arguments.constraint
     layout = lay_out(*problem) or lay_out_columns(*problem)
     if layout is None:
@@ -40,9 +54,6 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
         for part in (found.x, found.multipliers, *found.face):
             part[lost] = 0
         left = torch.from_numpy(lost)
-    x = carrying(layout, found, arguments, settings)
-    if x is None:
-        x = layout.point(found.x)
     values = found.values
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
@@ -51,6 +62,8 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     value, gap, status, steps = (
         torch.from_numpy(row[at]) for row in (values[0], values[1], codes[0], codes[1])
     )
+    carried = carrying(layout, found, value, arguments, settings)
+    x, value = (layout.point(found.x), value) if carried is None else carried
     return Attempt(Solution(x, value, gap, steps, status), left)
 
 

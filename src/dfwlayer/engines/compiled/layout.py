@@ -15,7 +15,16 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import EPS, Array, Batch, Laid, array_of, outer, summed
+from dfwlayer.engines.compiled.arrays import (
+    EPS,
+    Array,
+    Batch,
+    Laid,
+    array_of,
+    outer,
+    stretched,
+    summed,
+)
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
 from dfwlayer.engines.compiled.sets import sets_of
@@ -86,6 +95,28 @@ class Quadratics:
             of_matrix = outer(matrix, -moved, x, -residual, u)
         return [of_matrix, summed(self.vector, moved) if asked[1] else None]
 
+    def slope(self, x: Array) -> Array:  # (B, n) -> (B, n)
+        """∇f."""
+        _, q, A, b = self.arrays
+        with np.errstate(all="ignore"):
+            if self.squared:
+                return _times(np.swapaxes(A, -2, -1), _times(A, x) - b)
+            return self.product(x) + q
+
+    def explicit(self, asked: Sequence[bool], x: Array, w: Array) -> Gradients:  # (B, n), (B, 1)
+        """Gradients of f in `tensors` at points x, which do not move, from one in each value."""
+        _, _, A, b = self.arrays
+        of_matrix: Tensor | None = None
+        if not self.squared:
+            if asked[0] and self.matrix is not None:
+                of_matrix = outer(self.matrix, 0.25 * w * x, x, 0.25 * x, w * x)
+            return [of_matrix, summed(self.vector, w * x) if asked[1] else None]
+        with np.errstate(all="ignore"):
+            residual = np.where(w == 0, 0.0, w * (_times(A, x) - b))
+        if asked[0] and self.matrix is not None:
+            of_matrix = outer(self.matrix, 0.5 * residual, x, 0.5 * residual, x)
+        return [of_matrix, summed(self.vector, -residual) if asked[1] else None]
+
 
 class Centres(NamedTuple):
     """Sets around centres c, which are seen from there: y = x − c."""
@@ -151,6 +182,24 @@ class Layout(Laid):
             return gradients + [None] * len(asked[3:])
         return gradients + self.sets.pullback(asked[3:], found, adjoint)
 
+    def envelope(self, asked: Sequence[bool], found: Results, w: Array) -> Gradients | None:
+        """Gradients in `tensors` from one in each value (B, 1)."""
+        solved = found.codes[0, :, None] == outcome.SOLVED
+        x = found.x
+        if self.centres is not None:
+            x = x + np.where(solved, self.centres.array, 0.0)
+        g = np.where(solved, self.objective.slope(x), 0.0)
+        known = self.sets.envelope(found, g)
+        if known is None:
+            return None
+        of_centre: Tensor | None = None
+        if self.centres is not None and asked[2]:
+            of_centre = summed(self.centres.value, w * g)
+        gradients = [*self.objective.explicit(asked[:2], x, w), of_centre]
+        if not any(asked[3:]):
+            return gradients + [None] * len(asked[3:])
+        return gradients + self.sets.pullback(asked[3:], found, known.times(w))
+
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
@@ -176,8 +225,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         if not batch.fits(centre, 1):
             return None
         values = array_of(centre, 1)
-        wide = np.ascontiguousarray(np.broadcast_to(values, (len(values), n)))
-        centres = Centres(centre, wide, placed)
+        centres = Centres(centre, stretched(values, len(values), n), placed)
     form = constraint.normal_form(n)
     sets = None if form is None else sets_of(form, n, batch)
     if sets is None:

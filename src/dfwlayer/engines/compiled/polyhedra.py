@@ -11,7 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, summed
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, stretched, summed
 from dfwlayer.engines.compiled.kernels import linear
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
 from dfwlayer.engines.compiled.threads import spread
@@ -66,6 +66,9 @@ class Polyhedra:
         spread(lambda first, end: linear.adjoint(first, end, *given), batch, n**3)
         return Adjoint(u, nu, None)
 
+    def envelope(self, found: Results, g: Array) -> Adjoint:
+        return Adjoint(np.zeros_like(found.x), -found.multipliers, None)
+
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         """Of −⟨u, Gᵀλ + Eᵀμ⟩ − Σ ν_j (⟨n_j, x⟩ − c_j), and x_i moves with its bound.
 
@@ -118,4 +121,4 @@ def polyhedra_of(form: Linear, n: int, batch: Batch) -> Polyhedra | None:
 def _wide(value: Value, count: int) -> Array:
     """An entry for each row."""
     values = array_of(value, 1)
-    return np.ascontiguousarray(np.broadcast_to(values, (len(values), count)))
+    return stretched(values, len(values), count)

@@ -26,6 +26,7 @@ class Results(NamedTuple):
     codes: Array  # (2, B): what became of a problem, and steps
     multipliers: Array  # (B, k)
     face: tuple[Array, ...]  # what else a set keeps, (B, n) each
+    factors: Array = np.empty((0, 0, 0))  # on the face of a single problem, (1, n, n), if kept
 
     @classmethod
     def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
@@ -45,6 +46,10 @@ class Adjoint(NamedTuple):
     u: Array  # (B, n)
     nu: Array  # (B, k)
     rest: Array | None  # (B, n), v − P u − Σ ν_j a_j, where a set asks for it
+
+    def times(self, w: Array) -> Adjoint:  # (B, 1)
+        """For as much of each problem."""
+        return Adjoint(w * self.u, w * self.nu, None if self.rest is None else w * self.rest)
 
     def drop_lost(self, x: Array, dtype: torch.dtype) -> None:
         """Beyond the dtype's range there is no gradient to give; other problems keep theirs."""
@@ -70,6 +75,12 @@ class Sets(Protocol):
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         """Solve the adjoint system."""
+
+    def envelope(self, found: Results, g: Array) -> Adjoint | None:
+        """What makes `pullback` give the gradients of f*, for ∇f = g (B, n) at the solutions.
+
+        That is u = 0, ν = −λ and ∇f + Σ λ_j a_j, or None where the set does not know.
+        """
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         """Gradients in `tensors`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Block, Flat, Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, summed
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
 from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, search, table
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
@@ -57,15 +57,16 @@ class Polytopes:
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
-        found = Results.blank(batch, n, k, np.int8, np.float64)
-        x, values, codes, multipliers, (places, sides) = found
-        results = x, values, codes, places, sides, multipliers
         P, q, _, _ = objective
+        found = Results.blank(batch, n, k, np.int8, np.float64)
+        if batch == 1 and P.size > 0:
+            found = found._replace(factors=np.empty(P.shape))
+        results = *found[:3], *found.face, found.multipliers
         if self.projects(P):
             near = q, self.bodies, self.plan.blocks, *limits[:2], *results
             spread(lambda first, end: nearest.search(first, end, *near), batch, 40 * n)
             return found
-        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results
+        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results, found.factors
         cost = 15 * n * n + n**3 // 3 + 1000 * n
         spread(lambda first, end: search.search(first, end, *given), batch, cost)
         return found
@@ -78,9 +79,17 @@ class Polytopes:
             near = self.bodies, *face, v, *out
             spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
             return out
-        given = P, self.bodies, eps, *face, v, *out
+        given = P, self.bodies, eps, *face, v, *out, found.factors
         spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
         return out
+
+    def envelope(self, found: Results, g: Array) -> Adjoint:
+        rest = g.copy()
+        for line in range(table.ROWS, self.bodies.shape[1]):
+            slope = self.bodies[:, line, : g.shape[1]]
+            budget = self.bodies[0, line, table.KIND] == table.BUDGET
+            rest += found.multipliers[:, line, None] * slope * (found.face[1] if budget else 1.0)
+        return Adjoint(np.zeros_like(g), -found.multipliers, rest)
 
     def projects(self, P: Array) -> bool:
         """Whether the solution is a projection that takes one multiplier at most."""
@@ -137,6 +146,11 @@ class Balls:
         batch, n = v.shape
         spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
         return Adjoint(u, nu, None)
+
+    def envelope(self, found: Results, g: Array) -> Adjoint:
+        """With λ = −⟨g, x⟩/t, as ⟨∇h, x⟩ = h = t for a norm."""
+        along = (g * found.x).sum(-1, keepdims=True) / self._lengths
+        return Adjoint(np.zeros_like(g), np.where(found.multipliers > 0, along, 0.0), None)
 
     @property
     def _lengths(self) -> Array:
@@ -199,8 +213,7 @@ def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
         size = np.abs(array_of(weight, 1))
-        wide = np.ascontiguousarray(np.broadcast_to(size, (len(size), n)))
-        parts = weight, radius, wide, array_of(radius, 1)
+        parts = weight, radius, stretched(size, len(size), n), array_of(radius, 1)
         if isinstance(form[0], Round):
             return Balls(*parts)
         p = form[0].p

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 
 import torch
 
@@ -17,12 +18,16 @@ _pools: dict[int, ThreadPoolExecutor] = {}  # by process, as threads do not surv
 
 def spread(run: Callable[[int, int], None], count: int, operations: int) -> None:
     """Call run(first, end) for parts of range(count), each of so many operations in all."""
-    parts = min(torch.get_num_threads(), count, max(1, count * operations // WORTH))
-    if parts == 1:
+    parts = min(count, count * operations // WORTH)
+    if parts > 1:
+        parts = min(parts, torch.get_num_threads())
+    if parts < 2:
         run(0, count)
         return
     ends = [count * i // parts for i in range(parts + 1)]
-    futures = [_pool().submit(run, ends[i], ends[i + 1]) for i in range(1, parts)]
+    futures = [
+        _pool().submit(copy_context().run, run, ends[i], ends[i + 1]) for i in range(1, parts)
+    ]
     run(0, ends[1])
     wait(futures)
     for future in futures:

@@ -19,6 +19,7 @@ from dfwlayer.engines.compiled.arrays import (
     array_of,
     narrowed,
     outer,
+    stretched,
     summed,
 )
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
@@ -68,7 +69,7 @@ class WorkingSets(Laid):
 
     def _columns(self, batch: int) -> Columns:
         vector = array_of(self.vector, 1)
-        vector = np.ascontiguousarray(np.broadcast_to(vector, (batch, vector.shape[-1])))
+        vector = stretched(vector, batch, vector.shape[-1])
         if not self.squared:
             return Hessian(self.matrix, vector)
         sparse = self.matrix.layout != torch.strided
@@ -89,7 +90,8 @@ class WorkingSets(Laid):
             found.sides,
             found.multipliers,
         )
-        spread(lambda a, b: search.adjoint(a, b, *given, inner, *own), len(v), p**3 // 6 + 100 * p)
+        last = inner, *own, np.empty((0, 0, 0))
+        spread(lambda a, b: search.adjoint(a, b, *given, *last), len(v), p**3 // 6 + 100 * p)
         u = np.zeros_like(v)
         u[:, index] = own.u
         sides = self._sides(found)

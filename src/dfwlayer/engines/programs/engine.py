@@ -17,9 +17,8 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     found = None if layout is None else layout.search(arguments.x0, settings)
     if layout is None or found is None:
         return None
-    x = carrying(layout, found, arguments, settings)
     parts = found.value, found.gap, found.steps, found.status
     value, gap, steps, status = parts if layout.batch is not None else (part[0] for part in parts)
-    return Attempt(
-        Solution(layout.fresh(found) if x is None else x, value, gap, steps, status), found.left
-    )
+    carried = carrying(layout, found, value, arguments, settings)
+    x, value = (layout.fresh(found), value) if carried is None else carried
+    return Attempt(Solution(x, value, gap, steps, status), found.left)

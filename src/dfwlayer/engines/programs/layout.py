@@ -148,6 +148,9 @@ class Layout:
         lost = ~torch.isfinite(v).all(-1)
         return spoiled(self.pullback(asked, found, where_rows(~lost, v, 0)), lost)
 
+    def gradients_of_value(self, asked: Sequence[bool], found: Found, w: Tensor) -> None:
+        """None: tensor operations have them from x alone."""
+
     def pullback(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
         form, body, like = self.form, self.body, v

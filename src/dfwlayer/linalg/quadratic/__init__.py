@@ -3,5 +3,6 @@
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
 from dfwlayer.linalg.quadratic.solver import Answer, duality_gap, minimise
+from dfwlayer.linalg.quadratic.thin import Thin, thinned
 
-__all__ = ["Answer", "Program", "Saddle", "duality_gap", "minimise"]
+__all__ = ["Answer", "Program", "Saddle", "Thin", "duality_gap", "minimise", "thinned"]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.homogeneous import Interior
-from dfwlayer.linalg.quadratic.program import Program, times
+from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
+from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 
-__all__ = ["Corner", "gathered_rows", "on_face"]
+__all__ = ["Corner", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
+CORRECTIONS = 3  # each with what the one before has left
+LEAST = 1e-300  # what is divided by
+DOUBT = 1e-8  # of f, beyond which rows that hold x have slack
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
 
 
@@ -27,98 +31,145 @@ class Corner(NamedTuple):
     exact: Tensor  # (B,), whether all conditions of optimality hold to rounding
 
 
-def on_face(program: Program, found: Interior) -> Corner:
-    """Solve on the face that interior-point steps point to, correct the face, and again.
+def on_face(program: Program | Thin, found: Interior) -> Corner:
+    """Move from the end of interior-point steps onto their face, correct the face, and again.
 
-    A row holds x if its multiplier is larger than its slack. Then rows with multipliers of the
+    Rows with multipliers of the
     wrong sign are let go and rows that are missed are taken in, until nothing is left to do.
-    Problems for which that does not end keep what the interior-point steps have found.
+    Problems for which that does not end keep what satisfies the conditions of optimality best.
     """
     held = torch.isfinite(program.limits)
-    active = held & (found.z > found.s)
-    exact = torch.zeros_like(found.empty)
-    best = Corner(found.x, found.nu, torch.where(active, found.z, 0), active, exact)
+    active = found.holds & ~_doubled(program, found.holds, found.z)
+    none = torch.zeros_like(found.empty)
+    start = Corner(found.x, found.nu, torch.where(held, found.z, 0), active, none)
+    best, least = start, _judged(program, start, held).off
     going = (torch.isfinite(found.off) & ~(found.empty | found.endless)).nonzero().squeeze(-1)
     for _ in range(ROUNDS):
         if not len(going):
             break
         part = program.some(going)
-        at = _solved(part, active[going], held[going])
-        exact, wanted = _judged(part, at, held[going])
-        sure, open_ended = going[exact], ~exact & (wanted != active[going]).any(-1)
-        at = at._replace(exact=exact)
+        at = _moved(part, Corner(*(one[going] for one in start)), active[going])
+        verdict = _judged(part, at, held[going])
+        better = verdict.exact | (verdict.off < least[going])
+        index = going[better]
+        at = at._replace(exact=verdict.exact)
         best = Corner(
-            *(old.index_copy(0, sure, new[exact]) for new, old in zip(at, best, strict=True))
+            *(old.index_copy(0, index, new[better]) for new, old in zip(at, best, strict=True))
         )
-        active = active.index_copy(0, going, wanted)
+        least = least.index_copy(0, index, verdict.off[better])
+        open_ended = ~verdict.exact & (verdict.wanted != active[going]).any(-1)
+        active = active.index_copy(0, going, verdict.wanted)
         going = going[open_ended]
     return best
 
 
-def gathered_rows(program: Program, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The active rows of G, as many as the most that a problem has: positions, rows and limits.
+class Face(Protocol):
+    """The saddle-point system of active rows."""
 
-    (B, a), (B, a, n) and (B, a); rows beyond those of a problem are zero.
+    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """u (B, n) and changes of the multipliers (B, k + m) for what is missing of both kinds."""
+
+
+class _DenseFace:
+    """Of B problems, with as many rows of G as the most that one of them has."""
+
+    def __init__(self, program: Program, active: Tensor, free: Tensor) -> None:
+        m, n = program.G.shape[-2:]
+        self.k = program.A.shape[-2]
+        rows = active[:, :m]
+        most = int(rows.sum(-1).amax()) if rows.numel() else 0
+        order = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)
+        self.position = order[:, :most]
+        self.counts = torch.gather(rows, 1, self.position)
+        G = program.G.expand(len(active), m, n)
+        picked = torch.gather(G, 1, self.position.unsqueeze(-1).expand(-1, -1, n))
+        picked = torch.where(self.counts.unsqueeze(-1), picked, 0)
+        N = torch.cat((program.A.expand(len(active), self.k, n), picked), -2)
+        self.saddle = Saddle.of(program.P, N, free)
+
+    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        above, below = c[:, : self.k], c[:, self.k :]
+        missing = torch.where(self.counts, torch.gather(below, 1, self.position), 0)
+        u, nu = self.saddle.nearest(v, torch.cat((above, missing), -1))
+        more = torch.where(self.counts, nu[:, self.k :], 0)
+        return u, torch.cat(
+            (nu[:, : self.k], torch.zeros_like(below).scatter(1, self.position, more)), -1
+        )
+
+
+def _face(program: Program | Thin, active: Tensor, free: Tensor) -> Face:
+    kind = ThinFace if isinstance(program, Thin) else _DenseFace
+    return kind(program, active, free)  # type: ignore[arg-type]
+
+
+def _moved(program: Program | Thin, start: Corner, active: Tensor) -> Corner:
+    """The minimiser next to a point and its multipliers, with the active rows as equations.
+
+    Where rows depend on each other, or f is flat along the face, this is one of many; the change
+    of least size keeps multipliers positive that are so at the start.
     """
-    m, n = program.G.shape[-2:]
-    rows = active[:, :m]
-    most = int(rows.sum(-1).amax()) if rows.numel() else 0
-    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
-    chosen = torch.gather(rows, 1, position)
-    G = program.G.expand(len(active), m, n)
-    picked = torch.gather(G, 1, position.unsqueeze(-1).expand(-1, -1, n))
-    limits = torch.gather(program.h, 1, position)
-    return position, torch.where(chosen.unsqueeze(-1), picked, 0), torch.where(chosen, limits, 0)
+    n, k, m = start.x.shape[-1], program.b.shape[-1], program.h.shape[-1]
+    rows, above, below = active[:, :m], active[:, m : m + n], active[:, m + n :]
+    x = torch.where(above, program.upper, torch.where(below, program.lower, start.x))
+    bounds = torch.zeros_like(start.z[:, m:])
+    nu = torch.cat((start.nu, torch.where(rows, start.z[:, :m], 0)), -1)
+    face = _face(program, active, ~(above | below))
+
+    def slope() -> Tensor:
+        leaned = program.gathered(torch.cat((nu[:, k:], bounds), -1))
+        return program.gradient(x) + program.pulled(nu[:, :k]) + leaned
+
+    for _ in range(CORRECTIONS):
+        missing = torch.where(rows, program.h - program.across(x)[:, :m], 0)
+        u, more = face.nearest(-slope(), torch.cat((program.b - program.along(x), missing), -1))
+        x, nu = x + u, nu + more
+    reduced = slope()  # what the bounds have to hold
+    z = torch.cat((nu[:, k:], torch.where(above, -reduced, 0), torch.where(below, reduced, 0)), -1)
+    return Corner(x, nu[:, :k], z, active, start.exact)
 
 
-def _solved(program: Program, active: Tensor, held: Tensor) -> Corner:
-    """The minimiser with the active rows as equations."""
-    m, n = program.G.shape[-2:]
-    above, below = active[:, m : m + n], active[:, m + n :]
-    pinned = torch.where(above, program.upper, torch.where(below, program.lower, 0))
-    free = ~(above | below)
-    position, rows, limits = gathered_rows(program, active)
-    N = torch.cat((program.A.expand(len(active), *program.A.shape[-2:]), rows), -2)
-    total = torch.cat((program.b, limits), -1)
-    saddle = Saddle.of(program.P, N, free)
-    u, nu = saddle.solve(-program.gradient(pinned), total - times(N, pinned))
-    x = pinned + u
-    k = program.A.shape[-2]
-    reduced = program.gradient(x) + times(N.mT, nu)  # what the bounds have to hold
-    z = torch.zeros_like(held, dtype=x.dtype)
-    if position.shape[-1]:
-        z[:, :m] = z[:, :m].scatter(1, position, torch.where((rows != 0).any(-1), nu[:, k:], 0))
-    z[:, m : m + n] = torch.where(above, -reduced, 0)
-    z[:, m + n :] = torch.where(below, reduced, 0)
-    return Corner(x, nu[:, :k], z, active, torch.zeros_like(active[:, 0]))
+class _Verdict(NamedTuple):
+    exact: Tensor  # (B,), a solution to rounding
+    off: Tensor  # (B,), the largest amount by which a condition is missed, relative to its terms
+    wanted: Tensor  # (B, m + 2n), rows that should be active
 
 
-def _judged(program: Program, at: Corner, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether a point is the solution to rounding, and which rows should be active."""
+def _judged(program: Program | Thin, at: Corner, held: Tensor) -> _Verdict:
+    """How far a point is from the solution, and what to change."""
     x, nu, z, active, _ = at
-    terms = times(program.P.abs(), x.abs()) + program.q.abs() + times(program.A.abs().mT, nu.abs())
-    absolute = program._replace(G=program.G.abs())
-    m, n = program.G.shape[-2:]
+    m, n = program.h.shape[-1], x.shape[-1]
+    flat = program.absolute()
     size = z.abs()
-    terms = terms + times(absolute.G.mT, size[:, :m]) + size[:, m : m + n] + size[:, m + n :]
-    off = program.gradient(x) + times(program.A.mT, nu) + program.gathered(z)
-    steady = (off.abs() <= ROUNDING * 16 * terms.amax(-1, keepdim=True)).all(-1)
-    missed = times(program.A, x) - program.b
-    size = times(program.A.abs(), x.abs()) + program.b.abs()
-    met = (missed.abs() <= ROUNDING * size.clamp_min(1e-300)).all(-1)
+    terms = flat.gradient(x.abs()) + flat.pulled(nu.abs())
+    terms = terms + flat.gathered(torch.cat((size[:, : m + n], -size[:, m + n :]), -1))
+    terms = terms.amax(-1, keepdim=True).clamp_min(LEAST)
+    slope = program.gradient(x) + program.pulled(nu) + program.gathered(z)
+    missed = (program.along(x) - program.b).abs()
+    largest = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)  # whose rounding all entries have
+    about = flat.along(x.abs()) + program.b.abs() + largest
     limits = torch.where(held, program.limits, 0)
-    over = torch.where(held, program.across(x) - limits, -torch.inf)
-    reach = torch.cat((times(absolute.G, x.abs()), x.abs(), x.abs()), -1) + limits.abs()
-    outside = over > ROUNDING * reach
+    over = torch.where(held, program.across(x) - limits, 0)
+    reach = flat.across(x.abs()).abs() + limits.abs() + largest
     # a multiplier is of the size of what it holds against, divided by its row
-    noise = ROUNDING * 16 * terms.amax(-1, keepdim=True)
-    wrong = active & (z < -noise)
-    sound = torch.isfinite(x).all(-1)
-    wanted = (active & ~wrong) | outside
-    # of the two bounds of a coordinate one is enough
-    both = wanted[:, m : m + n] & wanted[:, m + n :]
-    shut = program.lower >= program.upper
-    wanted = wanted.clone()
-    wanted[:, m : m + n] &= ~(both & ~shut) | (z[:, m : m + n] > z[:, m + n :])
-    wanted[:, m + n :] &= ~both
-    return steady & met & sound & ~(outside | wrong).any(-1), wanted
+    steep, wrong = slope.abs() / terms, -z / terms
+    beside, outside = missed / about, over / reach
+    idle = (z * over).abs().sum(-1) / (1 + program.value(x).abs())
+    exact = (_most(steep) <= 16 * ROUNDING) & (_most(beside) <= ROUNDING)
+    exact = exact & (_most(outside) <= ROUNDING) & (_most(wrong) <= 16 * ROUNDING)
+    exact = exact & torch.isfinite(x).all(-1) & (idle <= DOUBT)
+    off = torch.stack([_most(part) for part in (steep, wrong, beside, outside)] + [idle])
+    wanted = (active & (wrong <= 16 * ROUNDING)) | (outside > ROUNDING)
+    wanted = wanted & ~_doubled(program, wanted, z)
+    return _Verdict(exact, off.amax(0).nan_to_num(torch.inf, torch.inf), wanted)
+
+
+def _doubled(program: Program | Thin, active: Tensor, z: Tensor) -> Tensor:
+    """Of two bounds of a coordinate that are both active, the one with the smaller multiplier."""
+    m, n = program.h.shape[-1], program.q.shape[-1]
+    both = active[:, m : m + n] & active[:, m + n :]
+    upper = z[:, m : m + n] > z[:, m + n :]
+    return torch.cat((torch.zeros_like(active[:, :m]), both & ~upper, both & upper), -1)
+
+
+def _most(part: Tensor) -> Tensor:
+    return part.amax(-1) if part.shape[-1] else part.new_zeros(len(part))

@@ -16,20 +16,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.quadratic.program import Program, times
+from dfwlayer.linalg.quadratic.program import Program
+from dfwlayer.linalg.quadratic.system import System, system_of
+from dfwlayer.linalg.quadratic.thin import Thin
 
 __all__ = ["Interior", "interior"]
 
 STEPS = 100
-ENOUGH = 1e-10  # residuals and gap, relative, that leave no doubt about the face
+ENOUGH = 1e-12  # residuals and gap, relative, that leave no doubt about the face
 PROVEN = 1e-9  # what a proof may be off by, relative to what it proves
 BOUNDARY = 0.99  # of the way to where a number would be zero
-RIDGE = 1e-11  # added to P and taken from 0 below A, for a factor; refinement takes it away again
 LEAST = 1e-13  # of steps; below nothing moves any more
 ROUGH = 1e-2  # the same for a start, which need not solve anything
-REFINEMENTS = 2
 CLOSE = 1e-5  # residuals below which no progress is rounding
-PATIENCE = 3  # steps without progress
+TOLD = 0.5  # of μ: a step that makes it smaller than this tells which slacks go to zero
+PATIENCE = 4  # steps without progress
 
 
 class Interior(NamedTuple):
@@ -42,6 +43,7 @@ class Interior(NamedTuple):
     empty: Tensor  # (B,), ν and z prove that no point is feasible
     endless: Tensor  # (B,), x is a direction in which f falls for ever
     off: Tensor  # (B,), largest relative residual or gap of the others
+    holds: Tensor  # (B, m + 2n), rows that seem to hold x
     steps: Tensor  # (B,)
 
 
@@ -60,13 +62,15 @@ class _Point(NamedTuple):
         return _Point(*(torch.where(mask, a, b) for a, b in zip(self, other, strict=True)))
 
 
-def interior(program: Program, most: int = STEPS) -> Interior:
+def interior(program: Program | Thin, most: int = STEPS) -> Interior:
     """Mehrotra's predictor and corrector, from a start that the data suggest.
 
     The program should be in units (`in_units`); ``most`` is the largest number of steps.
     """
     rows = _Rows(program)
     at = rows.start()
+    before, fallen = at, torch.ones_like(at.tau)
+    holds = best_holds = rows.held & (at.z > at.s)
     best, steps = at, torch.zeros_like(at.tau[:, 0], dtype=torch.long)
     least = torch.full_like(at.tau[:, 0], torch.inf)
     done = torch.zeros_like(least, dtype=torch.bool)
@@ -74,8 +78,14 @@ def interior(program: Program, most: int = STEPS) -> Interior:
     for step in range(min(most, STEPS) + 1):
         state = rows.look(at)
         better = ~done & (state.off < least)
-        stuck = torch.where(state.off < 0.5 * least, 0, stuck + (least < CLOSE))
+        stuck = torch.where(state.off < 0.9 * least, 0, stuck + (least < CLOSE))
         best = at.chosen(better.unsqueeze(-1), best)
+        # slacks of rows that hold x go to zero as μ does and multipliers of the others, whatever
+        # their units are; a step that is short does not tell
+        told = (state.mu < TOLD * fallen) & rows.held
+        holds = torch.where(told, at.s * before.z < at.z * before.s, holds)
+        best_holds = torch.where(better.unsqueeze(-1), holds, best_holds)
+        before, fallen = at, state.mu
         least = torch.where(better, state.off, least)
         new_empty, new_endless = ~done & state.empty, ~done & state.endless
         proof = (new_empty | new_endless).unsqueeze(-1)
@@ -91,7 +101,7 @@ def interior(program: Program, most: int = STEPS) -> Interior:
         steps = steps + ~done
     scale = torch.where((empty | endless).unsqueeze(-1), 1, best.tau)
     x, nu, z, s = (part / scale for part in best[:4])
-    return Interior(x, nu, z, s, empty, endless, least, steps)
+    return Interior(x, nu, z, s, empty, endless, least, best_holds, steps)
 
 
 class _State(NamedTuple):
@@ -111,7 +121,7 @@ class _State(NamedTuple):
 class _Rows:
     """The rows of a program, of which those without a limit are left out."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program | Thin) -> None:
         self.program = program
         limits = program.limits
         self.held = torch.isfinite(limits)
@@ -122,8 +132,8 @@ class _Rows:
         """From one system with s = z, both moved to where they are positive."""
         program = self.program
         ones = torch.where(self.held, 1.0, 0.0).to(self.limits)
-        system = _System(program, ones, ROUGH)
-        x, nu, z = system.once(-program.q, program.b, self.limits)
+        system = system_of(program, ones, ROUGH)
+        x, nu, z = system.factor.once(-program.q, program.b, self.limits)
         z = z * ones
         s = -z
         s, z = (self._positive(part) for part in (s, z))
@@ -138,9 +148,9 @@ class _Rows:
     def look(self, at: _Point) -> _State:
         program, (x, nu, z, s, tau, kappa) = self.program, at
         q, b, r = program.q, program.b, self.limits
-        product = times(program.P, x)
-        pulled, leaned = times(program.A.mT, nu), program.gathered(z)
-        along, level = times(program.A, x), torch.where(self.held, program.across(x), 0)
+        product = program.bent(x)
+        pulled, leaned = program.pulled(nu), program.gathered(z)
+        along, level = program.along(x), torch.where(self.held, program.across(x), 0)
         dual = product + pulled + leaned + q * tau
         equations = along - b * tau
         primal = torch.where(self.held, level + s - r * tau, 0)
@@ -181,7 +191,7 @@ class _Rows:
         """A direction and how far to go in it."""
         program = self.program
         weight = torch.where(self.held, at.z / _or_one(at.s), 0)
-        system = _System(program, weight)
+        system = system_of(program, weight)
         steady = system.solve(-program.q, program.b, self.limits)
         none = torch.zeros_like(at.s)
         affine = self._direction(system, steady, at, state, torch.zeros_like(at.tau), none, 0.0)
@@ -200,7 +210,7 @@ class _Rows:
 
     def _direction(
         self,
-        system: _System,
+        system: System,
         steady: tuple[Tensor, Tensor, Tensor],
         at: _Point,
         state: _State,
@@ -227,7 +237,7 @@ class _Rows:
         # by the equations that x2, ν2 and z2 solve, a sum of terms that are all negative; where
         # they are not solved, as H is singular, the sum itself
         way = x2 - at.x / at.tau
-        terms = (way * times(program.P, way)).sum(-1, keepdim=True)
+        terms = (way * program.bent(way)).sum(-1, keepdim=True)
         terms = terms + (at.s / _or_one(at.z) * z2**2).sum(-1, keepdim=True)
         bend = (at.x * state.product).sum(-1, keepdim=True) / at.tau**2
         below = torch.minimum(-terms, row(x2, nu2, z2) - bend) - at.kappa / at.tau
@@ -243,69 +253,6 @@ class _Rows:
         way = torch.cat((by.s, by.z, by.tau, by.kappa), -1)
         ratio = torch.where(way < 0, -value / torch.where(way < 0, way, -1), torch.inf)
         return ratio.amin(-1, keepdim=True).clamp(0, 1)
-
-
-class _System:
-    """[P Aᵀ Rᵀ; A 0 0; R 0 −1/w] for weights w ≥ 0 of the rows, by Cholesky."""
-
-    def __init__(self, program: Program, weight: Tensor, ridge: float = RIDGE) -> None:
-        self.program, self.weight = program, weight
-        P, G, A = program.P, program.G, program.A
-        m, n = G.shape[-2:]
-        batch = len(weight)
-        H = P.expand(batch, n, n)
-        if m:
-            H = H + G.mT @ (weight[:, :m].unsqueeze(-1) * G)
-        own = weight[:, m : m + n] + weight[:, m + n :]
-        H = H + torch.diag_embed(own + ridge)
-        self.unit = H.diagonal(dim1=-2, dim2=-1).clamp_min(1e-300).rsqrt()
-        H = H * self.unit.unsqueeze(-1) * self.unit.unsqueeze(-2)
-        self.factor = cholesky(H)
-        self.slopes = A * self.unit.unsqueeze(-2)
-        if A.shape[-2]:
-            half = torch.linalg.solve_triangular(self.factor, self.slopes.mT, upper=False)
-            schur = half.mT @ half
-            schur.diagonal(dim1=-2, dim2=-1).add_(ridge)
-            self.schur = cholesky(schur)
-
-    def solve(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(x, ν, z) for a right-hand side, with what the ridge has changed taken back."""
-        program, weight = self.program, self.weight
-        x, nu, z = self.once(dual, equations, rows)
-        for _ in range(REFINEMENTS):
-            left = dual - times(program.P, x) - times(program.A.mT, nu) - program.gathered(z)
-            missing = equations - times(program.A, x)
-            beside = rows - program.across(x) + torch.where(weight > 0, z / _or_one(weight), 0)
-            x1, nu1, z1 = self.once(left, missing, torch.where(weight > 0, beside, 0))
-            x, nu, z = x + x1, nu + nu1, z + z1
-        return x, nu, z
-
-    def once(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        program, weight = self.program, self.weight
-        right = (dual + program.gathered(weight * rows)) * self.unit
-        x = torch.cholesky_solve(right.unsqueeze(-1), self.factor)
-        nu = equations
-        if self.slopes.shape[-2]:
-            nu = torch.cholesky_solve(self.slopes @ x - equations.unsqueeze(-1), self.schur)
-            x = x - torch.cholesky_solve(self.slopes.mT @ nu, self.factor)
-            nu = nu.squeeze(-1)
-        x = x.squeeze(-1) * self.unit
-        return x, nu, weight * (program.across(x) - rows)
-
-
-def cholesky(matrix: Tensor) -> Tensor:
-    """The factor of a matrix with a diagonal of ones; where it fails, of one with more of them."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    shift = 1e-14
-    while bool(info.any()) and shift < 1:
-        shift *= 100
-        failed = info > 0
-        shifted = matrix.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).add_(torch.where(failed, shift, 0).unsqueeze(-1))
-        again, info = torch.linalg.cholesky_ex(shifted)
-        factor = torch.where(failed[:, None, None], again, factor)
-    found: Tensor = factor
-    return found
 
 
 def _or_one(v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Quadratic programs: their data, and the same in units in which numbers are of size one."""
+"""Quadratic programs: their data, and what is done with them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Program", "Units", "in_units"]
-
-PASSES = 12  # of the scaling; the entries are within a factor of two of one another long before
+__all__ = ["Program", "Units", "cholesky", "times"]
 
 
 class Program(NamedTuple):
@@ -46,13 +44,105 @@ class Program(NamedTuple):
         m, n = self.G.shape[-2:]
         return times(self.G.mT, z[..., :m]) + z[..., m : m + n] - z[..., m + n :]
 
+    def bent(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+        """P x."""
+        return times(self.P, x)
+
+    def along(self, x: Tensor) -> Tensor:  # (B, n) -> (B, k)
+        """A x."""
+        return times(self.A, x)
+
+    def pulled(self, nu: Tensor) -> Tensor:  # (B, k) -> (B, n)
+        """Aᵀν."""
+        return times(self.A.mT, nu)
+
     def gradient(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
         """P x + q."""
-        return times(self.P, x) + self.q
+        return self.bent(x) + self.q
 
     def value(self, x: Tensor) -> Tensor:  # (B, n) -> (B,)
         """½ xᵀPx + qᵀx."""
-        return (x * (0.5 * times(self.P, x) + self.q)).sum(-1)
+        return (x * (0.5 * self.bent(x) + self.q)).sum(-1)
+
+    def absolute(self) -> Program:
+        """With |P|, |q|, |G| and |A|; its products are what the terms of a sum are."""
+        return self._replace(P=self.P.abs(), q=self.q.abs(), G=self.G.abs(), A=self.A.abs())
+
+    def extent(self, units: Units) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The largest entries in units: of columns of P, G and A, of rows of P, of G and of A.
+
+        For a program with absolute values.
+        """
+        d = units.x.unsqueeze(-2)
+        p = self.P * d * units.x.unsqueeze(-1)
+        g = self.G * d / units.rows.unsqueeze(-1)
+        a = self.A * d / units.equations.unsqueeze(-1)
+        columns = bend = p.amax(-2)
+        for part in (g, a):
+            if part.shape[-2]:
+                columns = torch.maximum(columns, part.amax(-2))
+        return columns, bend, g.amax(-1), a.amax(-1)
+
+    def measured(self, units: Units) -> Program:
+        """In units."""
+        d = units.x.unsqueeze(-2)
+        return Program(
+            self.P * d * units.x.unsqueeze(-1) / units.cost.unsqueeze(-1),
+            self.q * units.x / units.cost,
+            self.G * d / units.rows.unsqueeze(-1),
+            self.h / units.rows,
+            self.A * d / units.equations.unsqueeze(-1),
+            self.b / units.equations,
+            self.lower / units.x,
+            self.upper / units.x,
+        )
+
+    def towards(self, point: Tensor) -> Program:  # (B, n)
+        """The same rows with ½‖x − point‖² for f."""
+        eye = torch.eye(self.q.shape[-1], dtype=self.q.dtype, device=self.q.device)
+        return self._replace(P=eye.unsqueeze(0), q=-point)
+
+    def unbent(self, free: Tensor, v: Tensor) -> Tensor:  # (B, n), (B, n) -> (B, n)
+        """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular."""
+        bend = self.P.diagonal(dim1=-2, dim2=-1)
+        free = free & (bend > 1e-16 * bend.amax(-1, keepdim=True))  # f is linear in the others
+        mask = free.to(v.dtype)
+        own = self.P * mask.unsqueeze(-1) * mask.unsqueeze(-2)
+        own = own + torch.diag_embed((1 - mask).expand(len(own), -1))
+        unit = own.diagonal(dim1=-2, dim2=-1).rsqrt()
+        ridged = own * unit.unsqueeze(-1) * unit.unsqueeze(-2)
+        ridged.diagonal(dim1=-2, dim2=-1).add_(1e-13)
+        factor = cholesky(ridged)
+        u = torch.zeros_like(v)
+        for _ in range(3):
+            rest = (v - times(own, u)) * unit
+            u = u + unit * torch.cholesky_solve(rest.unsqueeze(-1), factor).squeeze(-1)
+        return torch.where(free & torch.isfinite(u), u, 0)
+
+    def bends_down(self, rounding: float) -> Tensor:  # (B,) or (1,)
+        """Whether P has a negative eigenvalue beyond rounding, relative to its largest entry."""
+        largest = self.P.abs().amax((-2, -1)).clamp_min(1e-300)
+        shifted = self.P + torch.diag_embed(
+            (rounding * largest).unsqueeze(-1).expand(self.P.shape[:-1])
+        )
+        bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
+        return bent
+
+    def without(self, fixed: Tensor) -> Program:
+        """With coordinates taken out that have one value only; they become zero."""
+        x = torch.where(fixed, self.upper, 0)
+        keep = (~fixed).to(x.dtype)
+        P = self.P * keep.unsqueeze(-1) * keep.unsqueeze(-2)
+        return Program(
+            P + torch.diag_embed(1 - keep),
+            torch.where(fixed, 0, self.gradient(x)),
+            self.G * keep.unsqueeze(-2),
+            self.h - times(self.G, x),
+            self.A * keep.unsqueeze(-2),
+            self.b - self.along(x),
+            torch.where(fixed, -torch.inf, self.lower),
+            torch.where(fixed, torch.inf, self.upper),
+        )
 
 
 def times(matrix: Tensor, v: Tensor) -> Tensor:  # (·, m, n), (B, n) -> (B, m)
@@ -60,6 +150,21 @@ def times(matrix: Tensor, v: Tensor) -> Tensor:  # (·, m, n), (B, n) -> (B, m)
     if len(matrix) == 1 and len(v) > 1:
         return v @ matrix[0].mT
     return (matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """The factor of a matrix with a diagonal of ones; where it fails, of one with more of them."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    shift = 1e-14
+    while bool(info.any()) and shift < 1:
+        shift *= 100
+        failed = info > 0
+        shifted = matrix.clone()
+        shifted.diagonal(dim1=-2, dim2=-1).add_(torch.where(failed, shift, 0).unsqueeze(-1))
+        again, info = torch.linalg.cholesky_ex(shifted)
+        factor = torch.where(failed[:, None, None], again, factor)
+    found: Tensor = factor
+    return found
 
 
 class Units(NamedTuple):
@@ -73,49 +178,3 @@ class Units(NamedTuple):
     def limits(self) -> Tensor:  # (B, m + 2n)
         """What a multiplier of a row is to be multiplied with, divided by ``cost``."""
         return torch.cat((self.rows, self.x, self.x), -1)
-
-
-def in_units(program: Program) -> tuple[Program, Units]:
-    """Rows and columns with largest entries near one (Ruiz, 2001), and f with a slope near one."""
-    P, q, G, h, A, b, lower, upper = program
-    d = torch.ones_like(q)
-    of_rows, of_equations = torch.ones_like(h), torch.ones_like(b)
-    sizes = P.abs(), G.abs(), A.abs()
-    for _ in range(PASSES):
-        p, g, a = (
-            size * left.unsqueeze(-1) * d.unsqueeze(-2)
-            for size, left in zip(sizes, (d, 1 / of_rows, 1 / of_equations), strict=True)
-        )
-        largest = p.amax(-2)
-        for part in (g, a):
-            if part.shape[-2]:
-                largest = torch.maximum(largest, part.amax(-2))
-        d = d / _root(largest)
-        of_rows = of_rows * _root(g.amax(-1)) if g.shape[-2] else of_rows
-        of_equations = of_equations * _root(a.amax(-1)) if a.shape[-2] else of_equations
-    d, of_rows, of_equations = (_power(part) for part in (d, of_rows, of_equations))
-    bend = (P.abs() * d.unsqueeze(-1) * d.unsqueeze(-2)).amax(-1).mean(-1, keepdim=True)
-    slope = (q * d).abs().amax(-1, keepdim=True)
-    cost = torch.maximum(bend, slope)
-    cost = _power(torch.where(cost > 0, cost, 1))
-    scaled = Program(
-        P * d.unsqueeze(-1) * d.unsqueeze(-2) / cost.unsqueeze(-1),
-        q * d / cost,
-        G * d.unsqueeze(-2) / of_rows.unsqueeze(-1),
-        h / of_rows,
-        A * d.unsqueeze(-2) / of_equations.unsqueeze(-1),
-        b / of_equations,
-        lower / d,
-        upper / d,
-    )
-    return scaled, Units(d, of_rows, of_equations, cost)
-
-
-def _root(size: Tensor) -> Tensor:
-    """√size, 1 for rows without entries."""
-    return torch.where(size > 0, size, 1).sqrt()
-
-
-def _power(number: Tensor) -> Tensor:
-    """The power of two next to a positive number."""
-    return torch.exp2(torch.round(torch.log2(number)).clamp(-900, 900))

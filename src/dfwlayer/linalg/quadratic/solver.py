@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.faces import on_face
-from dfwlayer.linalg.quadratic.homogeneous import STEPS, cholesky, interior
-from dfwlayer.linalg.quadratic.program import Program, in_units, times
+from dfwlayer.linalg.quadratic.homogeneous import STEPS, interior
+from dfwlayer.linalg.quadratic.program import Program
+from dfwlayer.linalg.quadratic.thin import Thin
+from dfwlayer.linalg.quadratic.units import in_units
 
 __all__ = ["Answer", "duality_gap", "minimise"]
 
+FALL = 1e-9  # of f along a direction of size one, in units of its slope
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
 
 
@@ -29,7 +32,7 @@ class Answer(NamedTuple):
     steps: Tensor  # (B,)
 
 
-def minimise(program: Program, most: int = STEPS) -> Answer:
+def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
     """Solve B programs, each of which may have a solution, no feasible point, or no least value.
 
     After ``most`` steps it ends with a feasible point wherever it is.
@@ -39,20 +42,29 @@ def minimise(program: Program, most: int = STEPS) -> Answer:
         count = torch.zeros_like(x[:, 0], dtype=torch.long)
         none = count > 0
         return Answer(x, program.b, limits, limits.isnan(), none, none, none, count)
+    answer = _minimised(program, most)
+    if isinstance(program, Program):
+        answer = _fallen(program, answer)
+    return _somewhere(program, answer)
+
+
+def _minimised(program: Program | Thin, most: int) -> Answer:
+    """The same, with a point that need not be feasible where there is no solution."""
     fixed = program.lower >= program.upper
     crossed = (program.lower > program.upper).any(-1)
-    reduced = _without(program, fixed & ~crossed.unsqueeze(-1))
-    scaled, units = in_units(reduced)
+    single = fixed & ~crossed.unsqueeze(-1)
+    scaled, units = in_units(program.without(single) if bool(single.any()) else program)
     found = interior(scaled, most)
     corner = on_face(scaled, found)
-    m, n = program.G.shape[-2:]
+    m, n = program.h.shape[-1], program.q.shape[-1]
     x = corner.x * units.x
     z = corner.z * units.cost / units.limits()
     nu = corner.nu * units.cost / units.equations
     active = corner.active
     if bool(fixed.any()):
         x = torch.where(fixed, program.upper, x)
-        force = program.gradient(x) + times(program.A.mT, nu) + times(program.G.mT, z[:, :m])
+        leaned = program.gathered(torch.cat((z[:, :m], torch.zeros_like(z[:, m:])), -1))
+        force = program.gradient(x) + program.pulled(nu) + leaned
         above, below = fixed & (force <= 0), fixed & (force > 0)
         z = torch.cat(
             (
@@ -68,26 +80,26 @@ def minimise(program: Program, most: int = STEPS) -> Answer:
     # a bound is met to the last bit, and what is not held stays within
     x = torch.minimum(torch.maximum(x, program.lower), program.upper)
     answer = Answer(x, nu, z, active, corner.exact, found.empty, found.endless, found.steps)
-    if bool(crossed.any()):
-        answer = _crossed(program, answer, crossed)
-    return _somewhere(program, answer)
+    return _crossed(program, answer, crossed) if bool(crossed.any()) else answer
 
 
-def duality_gap(program: Program, answer: Answer, x: Tensor, gradient: Tensor) -> Tensor:
+def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Tensor) -> Tensor:
     """f(x) − f* ≤ gap (B,) for any point x (B, n) with that gradient, by the multipliers.
 
     With L(y) = f(y) + zᵀ(Gy − h) + νᵀ(Ay − b), f* ≥ min L over the bounds. L is bounded from below
     by its linear model; coordinates that are open on the side to which L falls are minimised out
     first, by a Newton step, as in `dfwlayer.certificate`.
     """
-    m = program.G.shape[-2]
+    m, n = program.h.shape[-1], x.shape[-1]
     z = answer.z[:, :m].clamp_min(0)
-    rest = gradient + times(program.A.mT, answer.nu) + times(program.G.mT, z)
-    terms = gradient.abs() + times(program.A.abs().mT, answer.nu.abs())
-    terms = terms + times(program.G.abs().mT, z) + times(program.P.abs(), x.abs())
+    rows = torch.cat((z, z.new_zeros(len(z), 2 * n)), -1)
+    absolute = program.absolute()
+    rest = gradient + program.pulled(answer.nu) + program.gathered(rows)
+    terms = gradient.abs() + absolute.pulled(answer.nu.abs())
+    terms = terms + absolute.gathered(rows) + absolute.bent(x.abs())
     held = torch.isfinite(program.h)
-    slack = torch.where(held, program.h - times(program.G, x), 0)
-    gap = (z * slack).sum(-1) + (answer.nu * (program.b - times(program.A, x))).sum(-1)
+    slack = torch.where(held, program.h - program.across(x)[:, :m], 0)
+    gap = (z * slack).sum(-1) + (answer.nu * (program.b - program.along(x))).sum(-1)
     gone = torch.zeros_like(rest, dtype=torch.bool)
     pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
     for _ in range(5):
@@ -97,9 +109,9 @@ def duality_gap(program: Program, answer: Answer, x: Tensor, gradient: Tensor) -
         if not bool((endless & ~gone).any()):
             break
         gone = gone | endless
-        u = _inverse(program.P, gone, torch.where(gone, rest, 0))
+        u = program.unbent(gone, torch.where(gone, rest, 0))
         fall = 0.5 * (rest * u).sum(-1)
-        pushed = rest - times(program.P, u)
+        pushed = rest - program.bent(u)
         left = torch.where(gone, pushed, 0).abs()
         flat = (left > NOISE * terms.amax(-1, keepdim=True)).any(-1)
         pushed = torch.where(gone, 0, pushed)
@@ -109,47 +121,9 @@ def duality_gap(program: Program, answer: Answer, x: Tensor, gradient: Tensor) -
     return torch.where(flat | torch.isnan(gap), torch.inf, gap)
 
 
-def _inverse(P: Tensor, free: Tensor, v: Tensor) -> Tensor:
-    """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular."""
-    bend = P.diagonal(dim1=-2, dim2=-1)
-    free = free & (bend > 1e-16 * bend.amax(-1, keepdim=True))  # f is linear in the others
-    mask = free.to(P.dtype)
-    own = P * mask.unsqueeze(-1) * mask.unsqueeze(-2)
-    own = own + torch.diag_embed((1 - mask).expand(len(own), -1))
-    unit = own.diagonal(dim1=-2, dim2=-1).rsqrt()
-    scaled = own * unit.unsqueeze(-1) * unit.unsqueeze(-2)
-    ridged = scaled.clone()
-    ridged.diagonal(dim1=-2, dim2=-1).add_(1e-13)
-    factor = cholesky(ridged)
-    u = torch.zeros_like(v)
-    for _ in range(3):
-        rest = (v - times(own, u)) * unit
-        u = u + unit * torch.cholesky_solve(rest.unsqueeze(-1), factor).squeeze(-1)
-    return torch.where(free & torch.isfinite(u), u, 0)
-
-
-def _without(program: Program, fixed: Tensor) -> Program:
-    """The program with coordinates taken out that have one value only; they become zero."""
-    if not bool(fixed.any()):
-        return program
-    x = torch.where(fixed, program.upper, 0)
-    keep = (~fixed).to(x.dtype)
-    P = program.P * keep.unsqueeze(-1) * keep.unsqueeze(-2)
-    return Program(
-        P + torch.diag_embed(1 - keep),
-        torch.where(fixed, 0, program.q + times(program.P, x)),
-        program.G * keep.unsqueeze(-2),
-        program.h - times(program.G, x),
-        program.A * keep.unsqueeze(-2),
-        program.b - times(program.A, x),
-        torch.where(fixed, -torch.inf, program.lower),
-        torch.where(fixed, torch.inf, program.upper),
-    )
-
-
-def _crossed(program: Program, answer: Answer, crossed: Tensor) -> Answer:
+def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer:
     """Bounds that exclude each other prove by themselves that there is no point."""
-    m = program.G.shape[-2]
+    m = program.h.shape[-1]
     worst = (program.lower - program.upper).argmax(-1, keepdim=True)
     unit = torch.zeros_like(program.q).scatter(1, worst, 1.0)
     proof = torch.cat((torch.zeros_like(answer.z[:, :m]), unit, unit), -1)
@@ -161,19 +135,48 @@ def _crossed(program: Program, answer: Answer, crossed: Tensor) -> Answer:
     )
 
 
-def _somewhere(program: Program, answer: Answer) -> Answer:
+def _fallen(program: Program, answer: Answer) -> Answer:
+    """Look for a direction in which f falls for ever where there is no certificate.
+
+    It has the least ⟨q, d⟩ of all d with |d_i| ≤ 1, P d = 0, A d = 0, G d ≤ 0 that are along open
+    sides of the bounds, which is a program with a solution.
+    """
+    gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
+    doubtful = ~(answer.empty | answer.endless) & (torch.isinf(gap) | ~answer.exact)
+    if not bool(doubtful.any()):
+        return answer
+    index = doubtful.nonzero().squeeze(-1)
+    part = program.some(index)
+    count, n = part.q.shape
+    size = part.q.abs().amax(-1, keepdim=True).clamp_min(1e-300)
+    flat = torch.cat((part.P.expand(count, n, n), part.A.expand(count, *part.A.shape[-2:])), -2)
+    cone = Program(
+        torch.zeros_like(part.P),
+        part.q / size,
+        part.G,
+        torch.where(torch.isfinite(part.h), 0, torch.inf),
+        flat,
+        flat.new_zeros(count, flat.shape[-2]),
+        torch.where(torch.isfinite(part.lower), 0.0, -1.0).to(size),
+        torch.where(torch.isfinite(part.upper), 0.0, 1.0).to(size),
+    )
+    found = _minimised(cone, STEPS)
+    falls = found.exact & ((cone.q * found.x).sum(-1) < -FALL * n)
+    return answer._replace(
+        endless=answer.endless.index_copy(0, index, falls),
+        exact=answer.exact.index_copy(0, index, answer.exact[index] & torch.isfinite(gap[index])),
+    )
+
+
+def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     """A feasible point for the problems whose f falls for ever or that were not solved."""
     lost = ~(answer.exact | answer.empty)
     if not bool(lost.any()):
         return answer
     index = lost.nonzero().squeeze(-1)
-    part = program.some(index)
-    eye = torch.eye(part.q.shape[-1], dtype=part.q.dtype, device=part.q.device).unsqueeze(0)
     endless = answer.endless[index]
     near = torch.where(endless.unsqueeze(-1), 0, answer.x[index])
-    if bool((eye == part.P).all()) and bool((part.q == -near).all()):
-        return answer  # that was the question
-    found = minimise(part._replace(P=eye, q=-near))
+    found = _minimised(program.some(index).towards(near), STEPS)
     return answer._replace(
         x=answer.x.index_copy(0, index, torch.where(found.exact.unsqueeze(-1), found.x, near)),
         empty=answer.empty.index_copy(0, index, found.empty),

@@ -97,7 +97,7 @@ def _with_norm(p: float, method: str, case: Case) -> Values:
         "error": relative(x, target.x),
         "cosine": cosine(gradient, target.gradient),
         "gradient_error": relative(gradient, target.gradient),
-        "gap": float(solution.gap / solution.value.abs()),
+        "gap": float(solution.gap / solution.value.detach().abs()),
         "violation": max(0.0, size - float(target.radius)) / float(target.radius),
         "active": float(_norm(case, target.x, p) > (1 - 1e-9) * float(target.radius)),
         "reference_gap": target.gap,
@@ -159,7 +159,7 @@ def _target(case: Case, p: float) -> Target:
         radius,
         best.x.detach(),
         gradient,
-        float(best.gap / best.value.abs()),
+        float(best.gap / best.value.detach().abs()),
         abs(slope - expected) / size,
     )
 
@@ -254,7 +254,7 @@ def _with_batch(size: int, method: str, case: Case) -> Values:
         "seconds": seconds,
         "seconds_each": seconds / size,
         "steps": float(last[0].num_steps.double().mean()),
-        "gap": float((last[0].gap / last[0].value.abs()).median()),
+        "gap": float((last[0].gap / last[0].value.detach().abs()).median()),
         "violation": max(0.0, float(excess.max())),
     }
 

@@ -17,6 +17,7 @@ from dfwlayer.engines.compiled.kernels.constants import SINGULAR
 
 __all__ = [
     "STAMP",
+    "absolute",
     "add",
     "add_rows",
     "backward",
@@ -62,6 +63,15 @@ def dot(a, b, n):
     total = 0.0
     for i in range(n):
         total += a[i] * b[i]
+    return total
+
+
+@summing
+def absolute(a, n):
+    """Σ |a_i| over the first n entries."""
+    total = 0.0
+    for i in range(n):
+        total += abs(a[i])
     return total
 
 

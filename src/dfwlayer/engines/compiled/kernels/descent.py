@@ -39,9 +39,19 @@ BLOCK, BLOCKS = 25, 400  # most spectral steps in the first round, and in any
 SETTLED, SURE = 2, 32  # steps without a change of the face, after which it is tried
 FACES, MOST = 3, 16  # most minimisers in a row
 FAILURES = 3  # faces on which f was flat, after which others should look
-# multiplications, some 3 and 40 ms, after which tensor operations are not slower, or find what this
-# does not: for float32, in which they have half the numbers to load, and for float64
-QUICK, LONG = 2e7, 4e8
+# Multiplications after which tensor operations are not slower, or find what this does not: for
+# float32, in which they have half the numbers to load, and for float64. Some 1.5 and 15 ms.
+QUICK, LONG = 2e7, 2e8
+# The third spectral step, counted from zero, tells what is ahead. How many coordinates will be free
+# is known to some 30 % then. The curvature along the steps so far spreads by factors of 1 to 2.2
+# where one or two faces lead to the solution, and of 6 to 300 where it takes some 30 times the
+# effort of a factor on that face: seen on the families of `dfw bench`, on covariances, kernels and
+# spectra falling by factors of 100 and 10,000, over ℓ1 balls and boxes, n = 100 to 600. What would
+# be beyond the limit is left at once. A well-conditioned problem may take more: its factor serves
+# the gradient as well, where tensor operations solve with P on every face, forwards and backwards.
+TELLS, SPREAD = 2, 5.0
+FEW, MANY = 2.0, 30.0  # such factors ahead
+WELL = 9e7
 
 WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
 
@@ -206,6 +216,15 @@ def _go(x, px, y, py, length):
 
 
 @kernel
+def _cost(places):
+    """Multiplications that a factor on a face takes."""
+    free = 0.0
+    for i in range(len(places)):
+        free += 1.0 if places[i] == place.FREE else 0.0
+    return free**3 / 3
+
+
+@kernel
 def _polish(
     P, q, body, blocks, bound, most, left, places, multipliers, best, work, ties, index, L, schur
 ):
@@ -219,10 +238,7 @@ def _polish(
     guess, holding = ties[GUESS], ties[HOLDING]
     spent = 0.0
     for faces in range(1, most + 1):
-        free = 0.0
-        for i in range(n):
-            free += 1.0 if places[i] == place.FREE else 0.0
-        spent += free**3 / 3 + 5.0 * n * n
+        spent += _cost(places) + 5.0 * n * n
         if spent > left:
             return WRONG, faces, spent
         for row in range(table.ROWS, k):
@@ -283,6 +299,7 @@ def descend(
     sides, held, guess = work[SIDES], work[HELD], ties[GUESS]
     alpha = step = 1.0 / bound
     steps = failed = 0
+    least, most_bent = np.inf, 0.0
     effort, limit = 0.0, QUICK if eps == SINGLE else LONG
     if dense:
         copy(x, z)
@@ -317,6 +334,13 @@ def descend(
             for i in range(n):
                 changed = changed or places[i] != held[i]
             same = 0 if changed else same + 1
+            if dense and turn == 0 and bend > 0:
+                least, most_bent = min(least, bend / square), max(most_bent, bend / square)
+                if trial == TELLS:
+                    well = most_bent <= SPREAD * least
+                    limit = max(limit, WELL) if well else limit
+                    if _cost(places) * (FEW if well else MANY) > limit:
+                        return -outcome.LOST
             if same >= min(SETTLED << turn, SURE) or trial == block - 1 or steps >= most:
                 break
             _go(x, px, y, py, length)

@@ -54,9 +54,10 @@ def slope(body, row, i, sides):
 
 
 @kernel
-def prepare(P, body, places, multipliers, work, index, L, schur):
+def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
+    L may have been ``kept`` from when the face was last prepared.
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
     The integers in ``index`` are the free coordinates, and from n on the rows that hold.
     """
@@ -73,7 +74,7 @@ def prepare(P, body, places, multipliers, work, index, L, schur):
     if held > free:
         return -1, 0
     dense = len(P) > 0
-    if dense:
+    if dense and not kept:
         for a in range(free):
             i = index[a]
             for b in range(a + 1):
@@ -121,7 +122,7 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
     the signs in budgets by line SIDES. P x is in line PY afterwards.
     """
     n, k = len(q), len(body)
-    free, held = prepare(P, body, places, multipliers, work, index, L, schur)
+    free, held = prepare(P, body, places, multipliers, work, index, L, schur, False)
     if free < 0:
         return False
     dense = len(P) > 0

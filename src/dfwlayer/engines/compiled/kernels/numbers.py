@@ -8,7 +8,7 @@ from dfwlayer.engines.compiled.kernels.constants import (
     SINGLE,
     SKEW,
 )
-from dfwlayer.engines.compiled.kernels.dense import factor, kernel
+from dfwlayer.engines.compiled.kernels.dense import factor, kernel, summing
 
 __all__ = ["BENT", "finite", "own", "proven", "rounded", "sane", "symmetric"]
 
@@ -51,6 +51,18 @@ def symmetric(P, eps):
     return out
 
 
+@summing
+def _exceeding(row, roots, rounding, i):
+    """How many P_ij with j < i have P_ij² > P_ii P_jj, of whose right-hand sides these are roots.
+
+    Without a branch, so that several are done at once.
+    """
+    root, count = roots[i], 0
+    for j in range(i):
+        count += 1 if abs(row[j]) > root * roots[j] + rounding else 0
+    return count
+
+
 @kernel
 def convex(P, eps, L):
     """Whether P has no eigenvalue below zero, to rounding; of a large one, none of two coordinates.
@@ -68,13 +80,13 @@ def convex(P, eps, L):
     largest = 0.0
     for i in range(n):
         largest = max(largest, abs(P[i, i]))
-    rounding = BENT * n * eps * largest
+    rounding, roots = BENT * n * eps * largest, L[0]
     for i in range(n):
         if P[i, i] < -rounding:
             return False
-        for j in range(i):
-            if abs(P[i, j]) > np.sqrt(max(P[i, i] * P[j, j], 0.0)) + rounding:
-                return False
+        roots[i] = np.sqrt(max(P[i, i], 0.0))
+        if _exceeding(P[i], roots, rounding, i) > 0:
+            return False
     if n > FACTORED:
         return True
     for i in range(n):

@@ -19,6 +19,7 @@ from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
+    absolute,
     copy,
     entry,
     fill,
@@ -54,9 +55,7 @@ def fit(body, blocks, P, q, start):
     n = len(q)
     bound = largest = 0.0
     for i in range(len(P)):
-        total = 0.0
-        for j in range(n):
-            total += abs(P[i, j])
+        total = absolute(P[i], n)
         largest = max(largest, P[i, i])
         bound = total if not total <= bound else bound  # keeps a NaN
     if len(P) == 0:
@@ -70,11 +69,12 @@ def fit(body, blocks, P, q, start):
 
 
 @kernel
-def _memory(n, k, dense):
+def _memory(n, k, dense, factors):
     """For one problem, see `faces`: two tables, the Schur complement, integers, and L."""
     size = n if dense else 0
     tables = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
-    return *tables, np.empty((k, k)), np.empty(n + k, np.int64), np.empty((size, size))
+    L = factors[0] if len(factors) > 0 else np.empty((size, size))
+    return *tables, np.empty((k, k)), np.empty(n + k, np.int64), L
 
 
 def _on_disk(stamp):
@@ -83,12 +83,15 @@ def _on_disk(stamp):
     @entry
     def search(
         first, end, P, q, A, rhs, bodies, blocks, start, eps, tol, most,
-        x, values, codes, places, sides, multipliers,
+        x, values, codes, places, sides, multipliers, factors,
     ):  # fmt: skip
-        """Solve problems first … end − 1; see `kernels` for the arguments."""
+        """Solve problems first … end − 1; see `kernels` for the arguments.
+
+        ``factors`` is (1, n, n) for the Cholesky factor on the face of a single problem, or empty.
+        """
         _ = stamp
         n, dense = x.shape[1], P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense)
+        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense, factors)
         g, guess = work[Z], ties[GUESS]
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
@@ -139,12 +142,14 @@ def _on_disk(stamp):
             codes[0, b], codes[1, b] = outcome.SOLVED, taken
 
     @entry
-    def adjoint(first, end, P, bodies, eps, codes, places, sides, multipliers, v, u, nu, rest):
+    def adjoint(
+        first, end, P, bodies, eps, codes, places, sides, multipliers, v, u, nu, rest, factors,
+    ):  # fmt: skip
         """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
         _ = stamp
         n, k = v.shape[1], bodies.shape[1]
         dense = P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, k, dense)
+        work, ties, schur, index, L = _memory(n, k, dense, factors)
         fill(0.0, ties[SHORT])
         for b in range(first, end):
             fill(0.0, u[b])
@@ -154,7 +159,9 @@ def _on_disk(stamp):
                 continue
             own_P, body = symmetric(P[own(b, P)], eps), bodies[own(b, bodies)]
             copy(sides[b], work[SIDES])
-            free, held = prepare(own_P, body, places[b], multipliers[b], work, index, L, schur)
+            free, held = prepare(
+                own_P, body, places[b], multipliers[b], work, index, L, schur, len(factors) > 0
+            )
             if free < 0:
                 continue
             for a in range(free):

@@ -1,0 +1,328 @@
+"""One program with few entries that are not zero: the same by sparse matrices, where SciPy is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfwlayer.linalg.quadratic.program import Program, Units
+
+__all__ = ["Thin", "ThinFace", "ThinSystem", "thinned"]
+
+SMALLEST = 150  # variables and rows; below, dense factors are faster
+SHARE = 0.15  # of entries that are not zero
+RIDGE = 1e-10  # of a face, see `dfwlayer.linalg.quadratic.saddle`
+REFINEMENTS = 6
+DOUBT = 1e-6  # of a right-hand side: what is left where a factor did not serve
+PASSES = 6  # of the scaling of a face
+PIVOT = 1e-3  # of the largest entry of a column, what a diagonal entry has to be
+PLAIN_RIDGE = 1e-9  # that a factor without pivots needs
+CLOSED = 1e-20  # weight of a row that does not count
+
+
+def thinned(program: Program) -> Program | Thin:
+    """By sparse matrices, where that pays: one problem, on the CPU, with mostly zeros."""
+    P, G, A = program.P, program.G, program.A
+    size = P.shape[-1] + G.shape[-2] + A.shape[-2]
+    if len(program.q) > 1 or size < SMALLEST or P.device.type != "cpu" or not _scipy():
+        return program
+    parts = tuple(part[0].numpy() for part in (P, G, A))
+    if sum(np.count_nonzero(part) for part in parts) > SHARE * sum(part.size for part in parts):
+        return program
+    csr = _sparse().csr_matrix
+    return Thin(*(csr(part) for part in parts), *(program[i] for i in (1, 3, 5, 6, 7)))
+
+
+def _scipy() -> bool:
+    return find_spec("scipy") is not None
+
+
+def _sparse() -> Any:
+    return import_module("scipy.sparse")
+
+
+@dataclass(frozen=True)
+class Thin:
+    """A `Program` of one problem; matrices are SciPy's, vectors are tensors (1, ·)."""
+
+    P: Any  # (n, n)
+    G: Any  # (m, n)
+    A: Any  # (k, n)
+    q: Tensor  # (1, n)
+    h: Tensor  # (1, m)
+    b: Tensor  # (1, k)
+    lower: Tensor  # (1, n)
+    upper: Tensor  # (1, n)
+
+    @cached_property
+    def _sideways(self) -> tuple[Any, Any]:
+        return self.G.T.tocsr(), self.A.T.tocsr()
+
+    @cached_property
+    def bordered(self) -> Any:
+        """[P Aᵀ Gᵀ; A 0 0; G 0 0]."""
+        if not len(self.h[0]) + len(self.b[0]):
+            return self.P
+        G, A = self._sideways
+        return _sparse().bmat([[self.P, A, G], [self.A, None, None], [self.G, None, None]])
+
+    def some(self, index: Tensor) -> Thin:
+        """The only problem there is."""
+        return self
+
+    @property
+    def limits(self) -> Tensor:
+        """As of `Program`, and so on."""
+        return torch.cat((self.h, self.upper, -self.lower), -1)
+
+    def across(self, x: Tensor) -> Tensor:
+        return torch.cat((_times(self.G, x), x, -x), -1)
+
+    def gathered(self, z: Tensor) -> Tensor:
+        m, n = self.G.shape
+        return _times(self._sideways[0], z[:, :m]) + z[:, m : m + n] - z[:, m + n :]
+
+    def bent(self, x: Tensor) -> Tensor:
+        return _times(self.P, x)
+
+    def along(self, x: Tensor) -> Tensor:
+        return _times(self.A, x)
+
+    def pulled(self, nu: Tensor) -> Tensor:
+        return _times(self._sideways[1], nu)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.bent(x) + self.q
+
+    def value(self, x: Tensor) -> Tensor:
+        return (x * (0.5 * self.bent(x) + self.q)).sum(-1)
+
+    def absolute(self) -> Thin:
+        return self._absolute
+
+    @cached_property
+    def _absolute(self) -> Thin:
+        return replace(self, P=abs(self.P), G=abs(self.G), A=abs(self.A), q=self.q.abs())
+
+    def extent(self, units: Units) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        P, G, A = self._in(units)
+        columns = bend = _most(P, 0)
+        for part in (G, A):
+            columns = torch.maximum(columns, _most(part, 0))
+        return columns, bend, _most(G, 1), _most(A, 1)
+
+    def measured(self, units: Units) -> Thin:
+        P, G, A = self._in(units)
+        return Thin(
+            P / float(units.cost),
+            G,
+            A,
+            self.q * units.x / units.cost,
+            self.h / units.rows,
+            self.b / units.equations,
+            self.lower / units.x,
+            self.upper / units.x,
+        )
+
+    def _in(self, units: Units) -> tuple[Any, Any, Any]:
+        d = _diagonal(units.x)
+        P = d @ self.P @ d
+        G, A = _diagonal(1 / units.rows) @ self.G @ d, _diagonal(1 / units.equations) @ self.A @ d
+        return P.tocsr(), G.tocsr(), A.tocsr()
+
+    def without(self, fixed: Tensor) -> Thin:
+        x = torch.where(fixed, self.upper, 0)
+        keep = (~fixed).to(x.dtype)
+        d = _diagonal(keep)
+        return Thin(
+            (d @ self.P @ d + _diagonal(1 - keep)).tocsr(),
+            (self.G @ d).tocsr(),
+            (self.A @ d).tocsr(),
+            torch.where(fixed, 0, self.gradient(x)),
+            self.h - _times(self.G, x),
+            self.b - self.along(x),
+            torch.where(fixed, -torch.inf, self.lower),
+            torch.where(fixed, torch.inf, self.upper),
+        )
+
+    def towards(self, point: Tensor) -> Thin:
+        eye = _sparse().eye(self.P.shape[0], format="csr")
+        return replace(self, P=eye, q=-point)
+
+    def unbent(self, free: Tensor, v: Tensor) -> Tensor:
+        bend = self.P.diagonal()
+        index = np.flatnonzero(free[0].numpy() & (bend > 1e-16 * bend.max(initial=0)))
+        u = torch.zeros_like(v)
+        if not len(index):
+            return u
+        own = self.P[index][:, index].tocsc()
+        unit = _sparse().diags(1 / np.sqrt(own.diagonal()))
+        ridged = (unit @ own @ unit + 1e-13 * _sparse().eye(len(index))).tocsc()
+        factor = _factor(ridged)
+        right, found = v[0].numpy()[index], np.zeros(len(index))
+        for _ in range(3):
+            found = found + unit @ factor.solve(unit @ (right - own @ found))
+        u[0, torch.from_numpy(index)] = torch.from_numpy(np.where(np.isfinite(found), found, 0))
+        return u
+
+    def bends_down(self, rounding: float) -> Tensor:
+        largest = abs(self.P).max() if self.P.nnz else 0.0
+        shift = rounding * max(largest, 1e-300)
+        try:
+            factor = _exact_factor((self.P + shift * _sparse().eye(self.P.shape[0])).tocsc())
+        except RuntimeError:  # a pivot that is zero
+            return torch.tensor([True])
+        plain = np.array_equal(factor.perm_r, factor.perm_c)
+        return torch.tensor([not (plain and bool((factor.U.diagonal() > 0).all()))])
+
+
+class ThinSystem:
+    """The system of an interior-point step: all unknowns but the multipliers of bounds.
+
+    Without pivots off the diagonal the factor has few entries. Where its digits do not suffice,
+    `steadier` has one with pivots, and a smaller ridge.
+    """
+
+    def __init__(self, program: Thin, weight: Tensor, ridge: float, pivot: float = 0.0) -> None:
+        self.program, self.weight, self.ridge, self.pivot = program, weight, ridge, pivot
+        ridge = ridge if pivot else max(ridge, PLAIN_RIDGE)
+        m, n = program.G.shape
+        k = program.A.shape[0]
+        own = weight[0, m : m + n] + weight[0, m + n :] + ridge
+        rows = -1 / weight[0, :m].clamp_min(CLOSED) - ridge
+        below = torch.full((k,), -ridge, dtype=own.dtype)
+        diagonal = torch.cat((own, below, rows)).numpy()
+        # a unit diagonal for the rows, whose numbers differ most
+        self.unit = np.concatenate((1 / np.sqrt(own), np.ones(k), 1 / np.sqrt(-rows)))
+        scale = _sparse().diags(self.unit)
+        matrix = program.bordered + _sparse().diags(diagonal)
+        self.factor = _factor((scale @ matrix @ scale).tocsc(), pivot)
+
+    def steadier(self) -> ThinSystem | None:
+        return None if self.pivot else ThinSystem(self.program, self.weight, self.ridge, PIVOT)
+
+    def once(self, dual: Tensor, equations: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        program, weight = self.program, self.weight
+        m, n = program.G.shape
+        k = program.A.shape[0]
+        held = weight[:, m:] * rows[:, m:]
+        right = torch.cat((dual + held[:, :n] - held[:, n:], equations, rows[:, :m]), -1)
+        found = self.unit * self.factor.solve(self.unit * right[0].numpy())
+        every = torch.from_numpy(found).unsqueeze(0)
+        x, nu, z = every[:, :n], every[:, n : n + k], every[:, n + k :]
+        bounds = weight[:, m:] * (torch.cat((x, -x), -1) - rows[:, m:])
+        return x, nu, torch.cat((torch.where(weight[:, :m] > 0, z, 0), bounds), -1)
+
+
+class ThinFace:
+    """The saddle-point system of active rows."""
+
+    def __init__(self, program: Thin, active: Tensor, free: Tensor) -> None:
+        m, n = program.G.shape
+        k = program.A.shape[0]
+        inside = np.flatnonzero(free[0].numpy())
+        rows = np.flatnonzero(active[0, :m].numpy())
+        N = _sparse().vstack((program.A, program.G[rows])).tocsr()[:, inside]
+        kept = np.flatnonzero(np.diff(N.indptr))
+        N = N[kept]
+        H = program.P[inside][:, inside]
+        self.pivoted = False
+        self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
+        if not len(self.kept):
+            return
+        matrix = _sparse().bmat([[H, N.T], [N, None]], format="csr") if len(kept) else H.tocsr()
+        self.unit = np.ones(len(self.kept))
+        for _ in range(PASSES):
+            d = _sparse().diags(self.unit)
+            largest = abs(d @ matrix @ d).max(axis=1).toarray().ravel()
+            self.unit = self.unit / np.sqrt(np.where(largest > 0, largest, 1))
+        self.unit = np.exp2(np.round(np.log2(self.unit)))
+        d = _sparse().diags(self.unit)
+        self.matrix = (d @ matrix @ d).tocsr()
+        self.sign = np.where(np.arange(len(self.kept)) < len(inside), 1.0, -1.0)
+        self.factor = self._factorised(PLAIN_RIDGE, 0.0)
+
+    def _factorised(self, ridge: float, pivot: float) -> Any:
+        return _factor((self.matrix + _sparse().diags(ridge * self.sign)).tocsc(), pivot)
+
+    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """See `dfwlayer.linalg.quadratic.saddle.Saddle.nearest`."""
+        n = v.shape[-1]
+        full = torch.zeros(1, n + c.shape[-1], dtype=v.dtype)
+        if len(self.kept):
+            kept = torch.from_numpy(self.kept)
+            right = torch.cat((v, c), -1)[0, kept].numpy() * self.unit
+            full[0, kept] = torch.from_numpy(self._refined(right) * self.unit)
+        return full[:, :n], full[:, n:]
+
+    def _refined(self, right: Any) -> Any:
+        found, left = self._corrected(right)
+        if left > DOUBT * abs(right).max(initial=0) and not self.pivoted:
+            self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
+            again, less = self._corrected(right)
+            found = again if less < left else found
+        return found
+
+    def _corrected(self, right: Any) -> tuple[Any, float]:
+        """What refinement makes of the factor, and what it leaves."""
+        found, rest = np.zeros_like(right), right
+        size = least = abs(right).max(initial=0)
+        for _ in range(REFINEMENTS):
+            trial = found + self.factor.solve(rest)
+            left = right - self.matrix @ trial
+            off = abs(left).max()
+            if not off < least:
+                break
+            found, rest, least = trial, left, off
+            if off <= 1e-15 * size:
+                break
+        return found, least
+
+
+def _factor(matrix: Any, pivot: float = 0.0) -> Any:
+    """That of a symmetric matrix, with pivots on the diagonal where they are large enough.
+
+    Where one is zero, of a matrix with a little more on the diagonal.
+    """
+    size, shift = abs(matrix).max(), 0.0
+    while True:
+        try:
+            return _exact_factor(matrix, pivot)
+        except RuntimeError:
+            pivot, shift = PIVOT, max(1e-12, 100 * shift)
+            if not np.isfinite(size) or shift > 1:
+                raise
+            sign = np.where(matrix.diagonal() < 0, -1.0, 1.0)
+            matrix = matrix + _sparse().diags(shift * size * sign).tocsc()
+
+
+def _exact_factor(matrix: Any, pivot: float = 0.0) -> Any:
+    return import_module("scipy.sparse.linalg").splu(
+        matrix,
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=pivot,
+        options={"SymmetricMode": True, "Equil": False},
+    )
+
+
+def _times(matrix: Any, v: Tensor) -> Tensor:
+    return torch.from_numpy(matrix @ v[0].numpy()).unsqueeze(0)
+
+
+def _diagonal(v: Tensor) -> Any:
+    return _sparse().diags(v[0].numpy())
+
+
+def _most(matrix: Any, axis: int) -> Tensor:
+    """The largest entries of columns (axis 0) or rows (axis 1), none of which is negative."""
+    if not all(matrix.shape):
+        return torch.zeros(1, matrix.shape[1 - axis], dtype=torch.float64)
+    found = matrix.max(axis=axis).toarray().ravel()
+    return torch.from_numpy(np.ascontiguousarray(found)).unsqueeze(0)

@@ -1,0 +1,1 @@
+"""``dfw bench --suite qp``: quadratic programs that others collected, read from files."""
