@@ -12,6 +12,7 @@ from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, sho
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines import ENGINES, compiled
@@ -144,14 +145,15 @@ def compile_all(first: str = "") -> bool:
         wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
         by_columns = LeastSquares(wide.to_sparse(), 9 * q)
         examples = (
-            ("search", Quadratic(eye, q), 1.0),  # flat sets, also those only projected onto
-            ("nearest", Quadratic(None, q), 1.0),
-            ("ball", Quadratic(eye, q), 2.0),
-            ("power", Quadratic(eye, q), 3.0),
-            ("outside exchange", by_columns, 1.0),
+            ("search", Quadratic(eye, q), LpBall(1)),  # flat sets, also those only projected onto
+            ("nearest", Quadratic(None, q), LpBall(1)),
+            ("ball", Quadratic(eye, q), LpBall(2)),
+            ("power", Quadratic(eye, q), LpBall(3)),
+            ("linear", Quadratic(eye, q), Polyhedron(eye, 0.0)),
+            ("outside exchange", by_columns, LpBall(1)),
         )
-        for _, objective, p in sorted(examples, key=lambda each: first not in each[0].split()):
-            torch.autograd.grad(solve(objective, LpBall(p)).x.sum(), q)
+        for _, objective, body in sorted(examples, key=lambda each: first not in each[0].split()):
+            torch.autograd.grad(solve(objective, body).x.sum(), q)
     return compiled.available()
 
 

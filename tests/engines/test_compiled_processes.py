@@ -12,7 +12,15 @@ import torch
 import dfwlayer as dfw
 from compiled_cases import F64, N
 from dfwlayer.engines import compiled
-from dfwlayer.engines.compiled.kernels import ball, exchange, nearest, outside, power, search
+from dfwlayer.engines.compiled.kernels import (
+    ball,
+    exchange,
+    linear,
+    nearest,
+    outside,
+    power,
+    search,
+)
 
 
 def test_without_numba(monkeypatch):
@@ -92,6 +100,6 @@ def test_warm_up_leaves_nothing_to_compile():
             f = dfw.Quadratic(torch.eye(N, dtype=F64), torch.ones(N, dtype=F64))
             dfw.solve(f, dfw.LpBall(p, radius, weight)).x.sum().backward()
     ways = (search.search, search.adjoint, nearest.search, nearest.adjoint, exchange.exchange)
-    ways += (ball.search, ball.adjoint, power.search, power.adjoint)
+    ways += (ball.search, ball.adjoint, power.search, power.adjoint, linear.search, linear.adjoint)
     ways += (outside.begin, outside.assess, outside.certify)
     assert [len(way.signatures) for way in ways] == [1] * len(ways)

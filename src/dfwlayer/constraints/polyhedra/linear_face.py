@@ -132,7 +132,8 @@ class _SaddleSystem(FaceSystem):
 
     def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         n, k = v.shape[-1], c.shape[-1]
-        u, nu = self._saddle.solve(v.double().reshape(-1, n), c.double().reshape(-1, k))
+        right = v.double().reshape(-1, n)
+        u, nu = self._saddle.solve(right, c.double().reshape(len(right), k))
         return u.to(v.dtype).reshape(v.shape), nu.to(v.dtype).reshape(c.shape)
 
     def _blank(self, v: Tensor) -> Tensor:

@@ -161,8 +161,8 @@ def outer(like: Tensor, a: Array, b: Array, c: Array, d: Array) -> Tensor:
     if like.dim() == 2 or len(like) == 1:
         total = a.T @ b + c.T @ d
     else:
-        total = a[:, :, None] * b[:, None, :]
-        total += c[:, :, None] * d[:, None, :]
+        # a product of matrices writes each entry once
+        total = np.matmul(np.stack((a, c), -1), np.stack((b, d), -2))
     return narrowed(torch.from_numpy(total), like.dtype).reshape(like.shape)
 
 

@@ -26,7 +26,8 @@ from dfwlayer.engines.compiled.arrays import (
     summed,
 )
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.sets import Results, Sets, sets_of
+from dfwlayer.engines.compiled.results import Results, Sets
+from dfwlayer.engines.compiled.sets import sets_of
 from dfwlayer.objectives.base import Objective
 
 __all__ = ["Layout", "lay_out"]

@@ -25,7 +25,8 @@ from dfwlayer.engines.compiled.arrays import (
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
 from dfwlayer.engines.compiled.kernels import outcome, search, table
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
-from dfwlayer.engines.compiled.sets import Adjoint, Polytopes, Results, sets_of
+from dfwlayer.engines.compiled.results import Adjoint, Results
+from dfwlayer.engines.compiled.sets import Polytopes, sets_of
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.sparse import SparseMatrix

@@ -10,6 +10,8 @@ all:
     A, rhs          (·, m, n) and b (·, m) with P = AᵀA and q = −Aᵀb, or both empty
     weights, radii  (·, n), positive, and (·, 1), of balls
     bodies, blocks  (·, k, n + 2) and (·, 4), of sets in normal form, see `table`
+    E, e, G, h      (·, k, n), (·, k), (·, m, n) and (·, m), the rows of polyhedra
+    lowers, uppers  (·, n), their bounds
     start           (·, n)
     eps, tol, most  of the dtype that x is rounded to, the tolerance, and the most steps
     v               (B, n), the gradient that arrives
@@ -20,6 +22,6 @@ and where the results go:
     values          (2, B), f and the gap
     codes           (2, B), an `outcome` and the steps
     places, sides   (B, n), see `place`, and the signs of x in budgets
-    multipliers     (B, 1) or (B, k)
-    u, nu, rest     (B, n), (B, 1) or (B, k), and (B, n), v − P u − Σ ν_j a_j
+    multipliers     (B, 1) or (B, k); of polyhedra (B, k + m + n), those of bounds last
+    u, nu, rest     (B, n), like the multipliers, and (B, n), v − P u − Σ ν_j a_j
 """

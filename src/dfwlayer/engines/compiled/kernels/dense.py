@@ -19,6 +19,7 @@ __all__ = [
     "STAMP",
     "absolute",
     "add",
+    "add_rows",
     "backward",
     "copy",
     "dot",
@@ -97,10 +98,10 @@ def add(y, c, x, n):
 
 @summing
 def times(P, x, out):
-    """P x for a symmetric P (n, n), four rows at a time."""
-    n = len(x)
+    """The first entries of P x, as many as there is room for, four rows at a time."""
+    n, rows = len(x), len(out)
     i = 0
-    while i + 4 <= n:
+    while i + 4 <= rows:
         a = b = c = d = 0.0
         for j in range(n):
             v = x[j]
@@ -110,11 +111,26 @@ def times(P, x, out):
             d += P[i + 3, j] * v
         out[i], out[i + 1], out[i + 2], out[i + 3] = a, b, c, d
         i += 4
-    while i < n:
+    while i < rows:
         a = 0.0
         for j in range(n):
             a += P[i, j] * x[j]
         out[i] = a
+        i += 1
+
+
+@summing
+def add_rows(y, c, rows, count, n):
+    """y += Σ_i c_i rows_i over the first so many rows and n columns, four rows at a time."""
+    i = 0
+    while i + 4 <= count:
+        s, t, u, v = c[i], c[i + 1], c[i + 2], c[i + 3]
+        for j in range(n):
+            upper = s * rows[i, j] + t * rows[i + 1, j]
+            y[j] += upper + u * rows[i + 2, j] + v * rows[i + 3, j]
+        i += 4
+    while i < count:
+        add(y, c[i], rows[i], n)
         i += 1
 
 

@@ -10,7 +10,7 @@ from dfwlayer.engines.compiled.kernels.constants import (
 )
 from dfwlayer.engines.compiled.kernels.dense import factor, kernel, summing
 
-__all__ = ["finite", "own", "proven", "rounded", "sane", "symmetric"]
+__all__ = ["BENT", "finite", "own", "proven", "rounded", "sane", "symmetric"]
 
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell

@@ -1,0 +1,218 @@
+"""A point on rows of a polyhedron that are held: to all digits, judged, with its gap, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
+from dfwlayer.engines.compiled.kernels.dense import (
+    add,
+    backward,
+    copy,
+    dot,
+    factor,
+    forward,
+    kernel,
+    value_and_gradient,
+)
+from dfwlayer.engines.compiled.kernels.dual import combined, join, refine
+from dfwlayer.engines.compiled.kernels.numbers import rounded
+from dfwlayer.engines.compiled.kernels.rows import add_row, largest_of, row_and_size
+
+__all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "share"]
+
+OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
+CLOSE = 2.0  # units of rounding of its terms that a row which is held is off by
+FLAT = 256.0  # units of rounding of a slope along which f does not bend
+SAME = 1e-8  # what a combination of unit normals may be off by from being one of them
+APART = 1e-6  # what is left of a unit normal beside others that it does not depend on
+MOST = 8  # corrections; two or three are needed
+
+
+@kernel
+def polish(P, q, A, rhs, rows, L, held, count, x, z):
+    """Newton's steps on the rows that are held, from x, until these are met to rounding.
+
+    Each one solves P d + Σ ν_j n_j = −(∇f + Σ λ_j n_j), ⟨n_j, d⟩ = c_j − ⟨n_j, x⟩ with what is at
+    hand of LLᵀ = P, and so takes away what rounding, or an L that is not quite that of P, has left.
+    Returns the length of the last one, in the metric of f, and what it did to the forces.
+    """
+    E, G, which, low, high, lengths = rows
+    n, base = len(x), len(E) + len(G)
+    moved = shaken = before = np.inf
+    for trial in range(MOST):
+        off = 0.0
+        for i in range(count):
+            c = held.places[i]
+            bound = high[c] if held.sides[i] > 0 else low[c]
+            value, size = row_and_size(rows, which[c], x)
+            off = max(off, abs(bound - value) / (DOUBLE * (size + abs(bound)) + 1e-300))
+            held.along[i] = held.sides[i] * (bound - value) / lengths[c]
+        if trial > 1 and off <= CLOSE and not shaken < 1e-3 * before:
+            break
+        before = shaken
+        value_and_gradient(P, q, A, rhs, x, z)
+        for i in range(count):
+            c = held.places[i]
+            add_row(rows, which[c], held.sides[i] * held.forces[i] / lengths[c], z)
+        for i in range(n):
+            z[i] = -z[i]
+        if len(L) > 0:
+            forward(L, z, n)
+        refine(held, count, z, held.along)
+        moved, shaken = np.sqrt(dot(z, z, n)), 0.0
+        if len(L) > 0:
+            backward(L, z, n)
+        add(x, 1.0, z, n)
+        for i in range(count):
+            held.forces[i] += held.along[i]
+            shaken = max(shaken, abs(held.along[i]))
+            c = held.places[i]
+            if which[c] >= base:
+                x[which[c] - base] = high[c] if held.sides[i] > 0 else low[c]
+    return moved, shaken
+
+
+@kernel
+def judge(rows, columns, width, held, count, state, x, blur):
+    """Hold the rows as well that are met to rounding; how many are held then, or why it fails.
+
+    That is −LOST if a row is violated, and −DOUBTED if the normals of those that are met depend on
+    each other: then there is more than one set of multipliers. Only rows of G that are the same are
+    told from that, and what holds one of them is shared. ``blur`` is what y may be off by.
+    """
+    E, G, which, low, high, lengths = rows
+    first, end = len(E), len(E) + len(G)
+    for c in range(width):
+        if state[c] == HELD:
+            continue
+        value, size = row_and_size(rows, which[c], x)
+        above, below = high[c] - value, value - low[c]
+        slack, bound = (above, high[c]) if above < below else (below, low[c])
+        noise = CLEAR * DOUBLE * (size + abs(bound)) + blur * lengths[c]
+        if state[c] == DEPENDS:
+            if not abs(above) <= noise:
+                return -outcome.LOST
+        elif not slack > noise:
+            if slack < -noise:
+                return -outcome.LOST
+            if join(columns, c, 1.0 if above < below else -1.0, held, count):
+                if held.T[count, count] < APART:
+                    return -outcome.DOUBTED
+                count += 1
+                continue
+            combined(columns, c, held, count)
+            for i in range(count):
+                part = held.along[i]
+                twin = abs(part - 1) <= SAME and first <= which[held.places[i]] < end
+                if abs(part) > SAME and not (twin and first <= which[c] < end):
+                    return -outcome.DOUBTED
+            state[c] = DEPENDS
+    return count
+
+
+@kernel
+def share(rows, columns, width, held, count, state, values):
+    """Among rows that depend on others, what these carry: the values of least norm.
+
+    The values (·,) of the rows that are held become those with the same Σ v_j n_j for which the
+    sum of (|n_j| v_j)² is least, |n_j| the largest entry, but for bounds.
+    """
+    n, base, which, lengths = len(held.normal), len(rows.E) + len(rows.G), rows.which, rows.lengths
+    some = 0
+    for c in range(width):
+        some += 1 if state[c] == DEPENDS else 0
+    if some == 0:
+        return
+    parts, index = np.zeros((some, count)), np.empty(some, np.int64)
+    gram, right, weights = np.empty((some, some)), np.empty(some), np.zeros(count)
+    for i in range(count):
+        row = which[held.places[i]]
+        if row < base:
+            weights[i] = largest_of(rows, row, n) ** 2
+    some = 0
+    for c in range(width):
+        if state[c] == DEPENDS:
+            combined(columns, c, held, count)
+            for i in range(count):
+                unit = lengths[c] / lengths[held.places[i]]
+                parts[some, i] = held.along[i] * held.sides[i] * unit
+            index[some] = which[c]
+            some += 1
+    for a in range(some):
+        right[a] = 0.0
+        for i in range(count):
+            right[a] += weights[i] * parts[a, i] * values[which[held.places[i]]]
+        for b in range(a + 1):
+            gram[a, b] = largest_of(rows, index[a], n) ** 2 if a == b else 0.0
+            for i in range(count):
+                gram[a, b] += weights[i] * parts[a, i] * parts[b, i]
+    if not factor(gram, some):
+        return
+    forward(gram, right, some)
+    backward(gram, right, some)
+    for a in range(some):
+        values[index[a]] = right[a]
+        for i in range(count):
+            values[which[held.places[i]]] -= right[a] * parts[a, i]
+
+
+@kernel
+def settle(rows, width, lower, upper, x, eps):
+    """Round x to its dtype, between bounds; False if a row is off by more than that does to it."""
+    E, G, which, low, high, _ = rows
+    base = len(E) + len(G)
+    for i in range(len(x)):
+        x[i] = min(max(rounded(x[i], eps), lower[i]), upper[i])
+    for c in range(width):
+        if which[c] >= base:
+            break
+        value, size = row_and_size(rows, which[c], x)
+        over, under = value - high[c], low[c] - value
+        most = (CLOSE if eps == SINGLE else 2 * CLOSE) * eps
+        if over > most * (size + abs(high[c])) or under > most * (size + abs(low[c])):
+            return False
+    return True
+
+
+@kernel
+def gap_of(rows, width, lower, upper, L, bends, multipliers, x, g, z):
+    """A bound of f(x) − f* by Lagrangian duality, valid for any multipliers.
+
+    f(x) − f(s) = ⟨∇f, x − s⟩ − ½ (x − s)ᵀP(x − s), and with r = ∇f + Σ λ_j n_j that is at most
+    Σ λ_j (c_j − ⟨n_j, x⟩) + ⟨r, x − s⟩ − … for every s in the set. An r_i that points from a bound
+    at which x_i is makes nothing of it. All others make no more than ½ rᵀP⁻¹r. Where P is singular
+    they make what there is to the bound; without a bound they have to be zero to rounding.
+    """
+    E, G, which, _, high, _ = rows
+    n, base = len(x), len(E) + len(G)
+    copy(g, z)
+    gap = terms = largest = 0.0
+    for c in range(width):
+        row = which[c]
+        if row >= base:
+            break
+        force = multipliers[row]
+        if force != 0:
+            value, size = row_and_size(rows, row, x)
+            gap += abs(force * (high[c] - value))
+            terms += abs(force) * size
+            largest = max(largest, abs(force) * largest_of(rows, row, n))
+            add_row(rows, row, force, z)
+    for i in range(n):
+        terms += abs(g[i] * x[i])
+        if (z[i] > 0 and x[i] == lower[i]) or (z[i] < 0 and x[i] == upper[i]):
+            z[i] = 0.0
+        largest = max(largest, abs(g[i]))
+    if not bends:
+        for i in range(n):
+            way = x[i] - (lower[i] if z[i] > 0 else upper[i])
+            if abs(way) < np.inf:
+                gap += z[i] * way
+            elif abs(z[i]) > FLAT * DOUBLE * largest:
+                return np.inf
+            z[i] = 0.0
+    if len(L) > 0:
+        forward(L, z, n)
+    return gap + dot(z, z, n) + 2 * DOUBLE * terms  # twice the half, for what L is off by
