@@ -558,8 +558,8 @@ class Rounds:
         at, objective = self.at, self.problem.objective
         rows = rows & (at.left >= 2)
         d = self.problem.constraint.vertex(at.gradient) - at.x
-        if self.problem.unbounded is not None:
-            d = torch.where(self.problem.unbounded, 0, d)
+        if (endless := self.problem.open_ended(at.gradient)) is not None:
+            d = torch.where(endless, 0, d)
         slope = -inner(at.gradient, d)
         curvature = inner(d, objective.hvp(at.x, d))
         gamma = minimum(maximum(ratio(slope, curvature, 1.0), 0.0), 1.0)
