@@ -224,7 +224,7 @@ def _on_disk(stamp):
             total = _value(point, z, g)
             if k > ROWS:
                 guess[ROWS] = at
-            gap = gap_of(body, blocks, point, g, guess, z)
+            gap = gap_of(body, blocks, point, g, guess, z, True)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue

@@ -272,6 +272,8 @@ def sound(body, blocks):
     for i in range(n):
         if not body[LOWER, i] <= body[UPPER, i]:
             return False
+        if body[LOWER, i] == np.inf or body[UPPER, i] == -np.inf:
+            return False
         low, high = abs(body[LOWER, i]), abs(body[UPPER, i])
         if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
             return False
@@ -283,11 +285,6 @@ def sound(body, blocks):
             low, high = body[LOWER, i], body[UPPER, i]
             budget = row < last and body[row, KIND] == BUDGET
             if budget and (low > 0 or high < 0):
-                return False
-            open_ended = low == -np.inf or high == np.inf
-            if open_ended and (row == last or (budget and body[row, i] == 0)):
-                return False  # nothing else bounds it
-            if low == -np.inf and high == np.inf and not budget:
                 return False
     for row in range(ROWS, len(body)):
         budget = body[row, KIND] == BUDGET

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.certificate import gap_of, relaxed_gap, settle
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     copy,
@@ -35,6 +35,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     SIDES,
     WAY,
     X,
+    Y,
     Z,
     prepare,
     slope,
@@ -154,7 +155,11 @@ def _on_disk(stamp):
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(found, guess)
-            gap = gap_of(body, blocks, point, g, guess, work[WAY])
+            gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
+            if gap == np.inf:  # the bound of a coordinate is absent
+                value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+                scratch = work[WAY], work[Y], work[PY]
+                gap = relaxed_gap(own_P, body, point, g, found, place, work[SIDES], L, *scratch)
             if not (gap <= tol * max(abs(total), 1e-300) and holds(total, eps)):
                 codes[0, b] = UNPROVEN
                 continue
