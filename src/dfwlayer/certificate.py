@@ -12,7 +12,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
 from dfwlayer.linalg.subspaces import Normals, Orthogonal
 from dfwlayer.methods.base import Outcome, Problem, gap_of
-from dfwlayer.methods.recession import falls_for_ever
+from dfwlayer.methods.recession import falls_for_ever, is_far_out
 from dfwlayer.ops.rows import as_rows, dot, or_one
 from dfwlayer.solution import Status
 
@@ -56,9 +56,12 @@ def certify(
         if problem.unbounded is not None:
             closed = _Closed.of(problem, x, gradient)
             constraint, gradient, shift = closed.constraint, closed.gradient, closed.shift
-            if bool(closed.flat.any()):
-                endless = closed.flat & (closed.known | falls_for_ever(problem, x, closed.flat))
-                status = torch.where(endless, int(Status.UNBOUNDED), status)
+            asked = (closed.flat & ~closed.known) | is_far_out(problem, x)
+            endless = closed.flat & closed.known
+            if bool(asked.any()):
+                endless = endless | falls_for_ever(problem, x, asked)
+            status = torch.where(endless, int(Status.UNBOUNDED), status)
+            shift = torch.where(status == Status.UNBOUNDED, torch.inf, shift)
         gap = gap_of(constraint, x, gradient)
         # a point far better than the best vertex says that this was none: nothing is proven then
         terms = gradient * x
@@ -134,7 +137,7 @@ class _Closed(NamedTuple):
             )
             u = found.u * size
             rest = slope - hvp(u)
-            if within is not None:
+            if within is not None and normals is not None:
                 c = within.coefficients(restrict(rest))
                 rest = rest - (c.unsqueeze(-2) @ normals).squeeze(-2)
             left = restrict(rest)

@@ -143,8 +143,8 @@ def _ended(
 ) -> tuple[Tensor, Tensor]:
     """Whether the gap is below tol · |f|, and whether it is lost in rounding.
 
-    Along open-ended coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/c stands in for it,
-    with c the curvature of f along g.
+    Along open-ended coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/c stands in for
+    it, with c the curvature of f along g.
     """
     finfo = torch.finfo(direction.dtype)
     gap = -dot(state.gradient, direction)

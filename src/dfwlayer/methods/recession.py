@@ -14,11 +14,12 @@ from dfwlayer.methods.base import Problem
 from dfwlayer.methods.interior_point import ITERATIONS, interior_point, on_face
 from dfwlayer.objectives.model import Model
 
-__all__ = ["falls_for_ever"]
+__all__ = ["falls_for_ever", "is_far_out"]
 
 STIFF = (1e4, 1e8)  # weights of ⟨d, ∇²f d⟩ against ⟨∇f, d⟩ that are tried, both of size one
 NONE = 1e-3  # of the largest entry of d, below which an entry is none
 FAR = 1e4  # times the size of x, where a function that is not quadratic still has to be straight
+FAR_OUT = 1e6  # times what ∇f(0) and the curvature of f make one expect, beyond which x is suspect
 STRAIGHT = 1e-6  # relative change of its slope on the way there
 
 
@@ -33,16 +34,32 @@ def falls_for_ever(problem: Problem, x: Tensor, asked: Tensor) -> Tensor:  # (..
     if region is None or model is None:
         return found.reshape(asked.shape)
     eps = torch.finfo(x.dtype).eps
-    wide, model = flat.double()[index], model.rows(index).dense()
-    cone, slope = region.rows(index).directions(), model.gradient(wide)
+    model = model.rows(index).dense()
+    # along d the slope is the same everywhere; that at zero has no terms of the size of x
+    cone, slope = region.rows(index).directions(), model.slope
     for stiffness in STIFF:
         d = _steepest(model, slope, cone, stiffness)
-        sure = _is_proof(model, slope, cone, wide, d, eps)
+        sure = _is_proof(model, slope, cone, d, eps)
         if not problem.objective.quadratic:
             whole = torch.zeros_like(flat, dtype=torch.double).index_copy(0, index, d)
             sure = sure & _is_straight(problem, x, whole.to(x.dtype).reshape(x.shape))[index]
         found[index] = found[index] | sure
     return found.reshape(asked.shape)
+
+
+@torch.no_grad()
+def is_far_out(problem: Problem, x: Tensor) -> Tensor:  # (...)
+    """Mask of the points of sets without a bound so far out that f may fall for ever.
+
+    There the rounding of ∇f hides whether it does. A quadratic f with a minimum that is badly
+    conditioned may have it there, too.
+    """
+    if problem.unbounded is None or not problem.objective.quadratic:
+        return torch.zeros_like(x[..., 0], dtype=torch.bool)
+    slope = problem.objective.gradient(torch.zeros_like(x)).abs().amax(-1)
+    curvature = problem.objective.scale(x, x).curvature.amax(-1)
+    far: Tensor = curvature * x.abs().amax(-1) > FAR_OUT * slope
+    return far & (slope > 0)
 
 
 def _steepest(model: Model, slope: Tensor, cone: Region, stiffness: float) -> Tensor:  # (B, n)
@@ -72,26 +89,23 @@ def _steepest(model: Model, slope: Tensor, cone: Region, stiffness: float) -> Te
     return torch.minimum(torch.maximum(d, cone.lower), cone.upper)
 
 
-def _is_proof(
-    model: Model, slope: Tensor, cone: Region, x: Tensor, d: Tensor, eps: float
-) -> Tensor:  # (B,)
+def _is_proof(model: Model, slope: Tensor, cone: Region, d: Tensor, eps: float) -> Tensor:  # (B,)
     """Whether d is in the cone, and H d = 0 and ⟨g, d⟩ < 0 beyond rounding."""
-    n = x.shape[-1]
     H = model.matrix
-    rounding = 64 * eps * n**0.5
+    rounding = 64 * eps * d.shape[-1] ** 0.5
     long, size = d.abs(), H.abs()
     bend = (H @ d.unsqueeze(-1)).squeeze(-1).abs()
     terms = (size @ long.unsqueeze(-1)).squeeze(-1)
     # an entry of H that is exact may be small; what is zero is so to the rounding of the largest
     level = size.amax((-2, -1), keepdim=False)
     level = level.reshape(-1, 1) * long.amax(-1, keepdim=True)
-    straight = (bend <= rounding * torch.maximum(terms, level)).all(-1)
+    straight: Tensor = (bend <= rounding * torch.maximum(terms, level)).all(-1)
     off = (cone.slopes @ d.unsqueeze(-1)).squeeze(-1).abs()
     wide = (cone.slopes.abs() @ long.unsqueeze(-1)).squeeze(-1)
-    inside = (off <= rounding * wide).all(-1)
+    inside: Tensor = (off <= rounding * wide).all(-1)
     inside = inside & ((d >= cone.lower) & (d <= cone.upper)).all(-1)
-    each = slope.abs() + (size @ x.abs().unsqueeze(-1)).squeeze(-1) + model.slope.abs()
-    return straight & inside & ((slope * d).sum(-1) < -rounding * (each * long).sum(-1))
+    falls: Tensor = (slope * d).sum(-1) < -rounding * (slope.abs() * long).sum(-1)
+    return straight & inside & falls
 
 
 def _is_straight(problem: Problem, x: Tensor, d: Tensor) -> Tensor:  # (B,)

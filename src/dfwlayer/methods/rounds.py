@@ -16,6 +16,7 @@ from dfwlayer.methods.augmented_newton import augmented_newton
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.phases import Accelerated, Iterate, Spectral, Splitting, rows_of
+from dfwlayer.methods.recession import falls_for_ever, is_far_out
 from dfwlayer.methods.second_order import minimise_models
 from dfwlayer.ops.rows import (
     Mask,
@@ -30,6 +31,7 @@ from dfwlayer.ops.rows import (
     maximum,
     minimum,
     number,
+    number_mask,
     ratio,
     root,
     seen,
@@ -141,6 +143,7 @@ class Rounds:
         self.paid = none  # the last polish halved the gap, and may do so again
         self.next_turn = zero - 1  # how many steps are left when the next one begins
         self.formed = False  # a Hessian was written down, or is too large for it
+        self.asked = none  # whether f falls for ever
         self.bent = False  # on a set for which there are only models on its faces
 
     def run(self) -> Outcome:
@@ -361,8 +364,23 @@ class Rounds:
             # quadratic at its minimum, each brings but a part of a digit
             self.paid = select_mask(rows, taken, self.paid)
         at.move(taken, x, value, gradient)
+        if self.problem.unbounded is not None:
+            self._ask(rows & found.flat)
         if seen(rows & found.flat):
             self._follow(rows & found.flat)
+
+    def _ask(self, rows: Mask) -> None:
+        """End the problems whose f falls for ever, of these and of those that are far out.
+
+        Once for each: what there is to know does not depend on where it is.
+        """
+        far = number_mask(is_far_out(self.problem, self.at.x))
+        rows = select_mask(self.asked, False, (rows | far) & self._going())
+        if any_row(rows):
+            self.asked = self.asked | rows
+            mask = as_rows(rows, torch.bool).reshape(self.at.x.shape[:-1])
+            endless = number_mask(falls_for_ever(self.problem, self.at.x, mask))
+            self.status = select(rows & endless, float(Status.UNBOUNDED), self.status)
 
     def _directly(self, system: FaceSystem, rows: Mask) -> Krylov | None:
         """The minimiser on the face by a factorisation, where there is one, in a step.

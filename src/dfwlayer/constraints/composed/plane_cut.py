@@ -150,7 +150,7 @@ class PlaneCut(Built, PolyhedralSet):
         return None
 
     def relaxation(self, x: Tensor, g: Tensor) -> Relaxation | None:
-        """S and the plane, with the multiplier of the face; with limits where the plane has them."""
+        """S, limited where the plane limits it, and the plane with the multiplier of the face."""
         limited, loose = self._limits
         if loose is None:
             return None

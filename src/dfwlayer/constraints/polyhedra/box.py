@@ -55,9 +55,9 @@ class Box(PolyhedralSet):
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and neither of them infinite on the wrong side."""
         low, high = self.ends
-        if not isinstance(low, Tensor) and not isinstance(high, Tensor):
-            if low <= high and low < math.inf and high > -math.inf:
-                return None
+        numbers = not isinstance(low, Tensor) and not isinstance(high, Tensor)
+        if numbers and low <= high and low < math.inf and high > -math.inf:
+            return None
         lower, upper = (torch.as_tensor(end).detach() for end in (low, high))
         room = upper - lower
         return fault(
