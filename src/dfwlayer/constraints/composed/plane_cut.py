@@ -12,13 +12,12 @@ from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.composed.plane_dual import mixed, plane_dual
-from dfwlayer.constraints.composed.plane_limits import vertex_limits, within_reach
+from dfwlayer.constraints.composed.plane_limits import level_fault, vertex_limits, within_reach
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
     as_entries,
     entries,
-    fault,
     number,
     tensor_of,
 )
@@ -38,9 +37,8 @@ from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.region import Flat, total
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, common_shape, or_one, quotient, settled
+from dfwlayer.ops.rows import any_row, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
-from dfwlayer.solution import Status
 
 __all__ = ["PlaneCut"]
 
@@ -105,23 +103,7 @@ class PlaneCut(Built, PolyhedralSet):
         if not self.bound:
             return None
         facets = self.facets(tensor_of(self.normal)).detach()
-        normal, level = facets.equations[-1]
-        shape = common_shape(*(part.shape for part in facets.tensors()))
-        slope = normal.expand(shape)
-        ends = self._limited.vertex(slope), self._limited.vertex(-slope)
-        low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
-        # the range is a sum that may be small compared to its terms
-        size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
-        rounding = 16 * torch.finfo(normal.dtype).eps * size
-        missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
-        return fault(
-            (missed > 0).squeeze(-1),
-            Status.INFEASIBLE,
-            lambda: (
-                f"level: expected a number between {float(low):g} and {float(high):g}, the range "
-                f"of ⟨normal, x⟩ on the set, found {float(level):g}"
-            ),
-        )
+        return level_fault(facets, self._limited.vertex, self.base.unbounded())
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to where S starts."""

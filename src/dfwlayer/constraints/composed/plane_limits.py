@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.parameters import fault
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.ops.rows import common_shape, or_one
+from dfwlayer.solution import Status
 
-__all__ = ["vertex_limits", "within_reach"]
+__all__ = ["level_fault", "vertex_limits", "within_reach"]
 
 LARGEST = 1e300  # for bounds that stand for none
+
+
+def level_fault(
+    facets: Facets, vertex: Callable[[Tensor], Tensor], unbounded: Tensor | None
+) -> Tensor | None:
+    """Statuses of the problems whose plane misses the set, None if none does; see `fault`.
+
+    Args:
+        facets: Those of the part in the plane, which is the last equation.
+        vertex: Of the set with `vertex_limits`.
+        unbounded: The coordinates that these limit.
+
+    """
+    normal, level = facets.equations[-1]
+    slope = normal.expand(common_shape(*(part.shape for part in facets.tensors())))
+    ends = vertex(slope), vertex(-slope)
+    low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
+    # the range is a sum that may be small compared to its terms
+    size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
+    rounding = 16 * torch.finfo(normal.dtype).eps * size
+    if unbounded is not None:
+        up, down = (torch.isinf(end) & unbounded for end in (facets.upper, facets.lower))
+        rises = ((up & (slope > 0)) | (down & (slope < 0))).any(-1, keepdim=True)
+        falls = ((up & (slope < 0)) | (down & (slope > 0))).any(-1, keepdim=True)
+        low, high = torch.where(falls, -torch.inf, low), torch.where(rises, torch.inf, high)
+    missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
+    return fault(
+        (missed > 0).squeeze(-1),
+        Status.INFEASIBLE,
+        lambda: (
+            f"level: expected a number between {float(low):g} and {float(high):g}, the range "
+            f"of ⟨normal, x⟩ on the set, found {float(level):g}"
+        ),
+    )
 
 
 def vertex_limits(facets: Facets, unbounded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
