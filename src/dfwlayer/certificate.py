@@ -13,7 +13,7 @@ from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
 from dfwlayer.linalg.subspaces import Normals, Orthogonal
 from dfwlayer.methods.base import Outcome, Problem, gap_of
 from dfwlayer.methods.recession import falls_for_ever, is_far_out
-from dfwlayer.ops.rows import as_rows, dot, or_one
+from dfwlayer.ops.rows import as_rows, dot, or_one, where_rows
 from dfwlayer.solution import Status
 
 __all__ = ["certified", "certify"]
@@ -135,15 +135,17 @@ class _Closed(NamedTuple):
                 subspace=plane,
                 floor=PART * (floor if x.dim() > 1 else float(floor)),
             )
-            u = found.u * size
+            # rounding leaves a slope of this size that has no meaning along a flat direction
+            steep = (g.abs() > 8 * noise).any(-1)
+            stuck = as_rows(found.flat, torch.bool)
+            u = where_rows(stuck & ~steep, 0 * g, found.u * size)
             rest = slope - hvp(u)
             if within is not None and normals is not None:
                 c = within.coefficients(restrict(rest))
                 rest = rest - (c.unsqueeze(-2) @ normals).squeeze(-2)
             left = restrict(rest)
-            # rounding leaves a slope of this size that has no meaning along a flat direction
             lost = noise + 64 * eps * (size + rest.abs())
-            flat = as_rows(found.flat, torch.bool) & (left.abs() > 8 * lost).any(-1)
+            flat = stuck & steep & (left.abs() > 8 * lost).any(-1)
             shift = 0.5 * dot(g, u) + _remaining(left, found)
             grown = (_open(constraint, torch.where(mask, 0, rest)) & ~mask).any(-1)
             if not bool((grown & ~flat).any()):
