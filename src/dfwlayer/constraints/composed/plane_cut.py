@@ -114,7 +114,7 @@ class PlaneCut(Built, PolyhedralSet):
         """S with bounds on every side, and the problems (...) the plane does not bound, or None."""
         if (unbounded := self.base.unbounded()) is None:
             return self.base, None
-        facets = self.facets(tensor_of(self.normal)).detach()
+        facets = self.facets(tensor_of(self.normal))
         lower, upper, loose = vertex_limits(facets, unbounded)
         return self.base.changed(lower=lower, upper=upper), loose if bool(loose.any()) else None
 

@@ -61,8 +61,9 @@ def vertex_limits(facets: Facets, unbounded: Tensor) -> tuple[Tensor, Tensor, Te
         unbounded: Mask of the coordinates that nothing else bounds on a side or on both.
 
     Returns:
-        l, u, and the problems (...) in which the plane does not bound all coordinates. It does
-        where ⟨a, x⟩ grows along all open sides, or falls along all of them.
+        l, u, differentiable where they are bounds of the set, and the problems (...) in which the
+        plane does not bound all coordinates. It does where ⟨a, x⟩ grows along all open sides, or
+        falls along all of them.
 
     """
     dtype = facets.lower.dtype
@@ -80,8 +81,9 @@ def vertex_limits(facets: Facets, unbounded: Tensor) -> tuple[Tensor, Tensor, Te
     slopes = torch.where(up, a, torch.nan), torch.where(down, -a, torch.nan)
     rises = torch.stack([(v > 0) | v.isnan() for v in slopes]).all(0).all(-1)
     falls = torch.stack([(v < 0) | v.isnan() for v in slopes]).all(0).all(-1)
-    lower, upper = torch.where(down, -reach, lower), torch.where(up, reach, upper)
-    return lower.to(dtype), upper.to(dtype), ~(rises | falls)
+    reach = reach.to(dtype)
+    bounds = torch.where(down, -reach, facets.lower), torch.where(up, reach, facets.upper)
+    return *bounds, ~(rises | falls)
 
 
 @torch.no_grad()
