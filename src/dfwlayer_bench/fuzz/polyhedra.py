@@ -71,9 +71,12 @@ class BoxRow(FlatRow):
         zero = np.zeros(len(x), LONG)  # bounds hold exactly
         return [Excess("upper", most(over), zero), Excess("lower", most(under), zero)]
 
-    def free(self, p: Wide) -> Array | None:
-        none: Array = np.isinf(self.of(p, "lower")) | np.isinf(self.of(p, "upper"))
-        return none if none.any() else None
+    def free(self, g: Array, p: Wide) -> Array | None:
+        down, up = np.isinf(self.of(p, "lower")), np.isinf(self.of(p, "upper"))
+        if not (down | up).any():
+            return None
+        open_ended: Array = (down & up) | (down & (g > 0)) | (up & (g < 0))
+        return open_ended
 
     def inside(self, p: Wide) -> Array:
         lower, upper = self.of(p, "lower"), self.of(p, "upper")

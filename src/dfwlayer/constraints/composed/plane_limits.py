@@ -30,7 +30,7 @@ def level_fault(
     """
     normal, level = facets.equations[-1]
     slope = normal.expand(common_shape(*(part.shape for part in facets.tensors())))
-    ends = vertex(slope), vertex(-slope)
+    ends = vertex(slope).detach(), vertex(-slope).detach()
     low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
     # the range is a sum that may be small compared to its terms
     size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
