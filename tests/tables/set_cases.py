@@ -55,10 +55,11 @@ NO_LOWER = torch.tensor([0, 1, 0, 1, 0, 1, 0, 0], dtype=torch.bool)
 NO_UPPER = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool)
 
 
-def _half_open(p):
-    return dfw.Box(
-        torch.where(NO_LOWER, -torch.inf, p["lower"]), torch.where(NO_UPPER, torch.inf, p["upper"])
-    )
+def half_open_box(gen: Generator, rows: int) -> dict[str, Tensor]:
+    own = box(gen, rows)
+    own["lower"][:, NO_LOWER] = -torch.inf
+    own["upper"][:, NO_UPPER] = torch.inf
+    return own
 
 
 def _half_open_constraints(x, p):
@@ -67,8 +68,9 @@ def _half_open_constraints(x, p):
 
 
 def _half_open_violation(x, p):
-    ends = (np.where(NO_LOWER, -np.inf, p["lower"]), np.where(NO_UPPER, np.inf, p["upper"]))
-    return above((x - ends[1]) / np.abs(p["upper"]), (ends[0] - x) / np.abs(p["lower"]))
+    low, high = (~NO_LOWER).numpy(), (~NO_UPPER).numpy()
+    over, under = (x - p["upper"])[high], (p["lower"] - x)[low]
+    return above(over / np.abs(p["upper"][high]), under / np.abs(p["lower"][low]))
 
 
 def _held_from_below(gen: Generator, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -122,13 +124,13 @@ CASES = {
         designed=_held_from_below,
     ),
     "Box with some bounds": SetCase(
-        box,
-        _half_open,
+        half_open_box,
+        lambda p: dfw.Box(p["lower"], p["upper"]),
         _half_open_constraints,
         _half_open_violation,
         pull=3.0,
         methods=("auto", "frank-wolfe", "dfw"),
-        bad=(({"lower": torch.full((8,), 9.0, dtype=F64)}, "lower: expected numbers below upper"),),
+        bad=(({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),),
     ),
     "L1Box beside zero": SetCase(
         l1_beside_zero,
@@ -216,6 +218,8 @@ def _in_plane(base):
             normal = 2 + normal.abs() if "weight" in own else normal
             return own | {"normal": normal, "level": own["radius"] * normal.mean(-1)}
         middle = 0.5 * (own["lower"] + own["upper"])
+        nearest = torch.zeros_like(middle).clamp(own["lower"], own["upper"])  # to zero
+        middle = torch.where(middle.isfinite(), middle, nearest)
         return own | {"normal": normal, "level": (normal * middle).sum(-1) + 0.1}
 
     return parameters

@@ -220,7 +220,7 @@ class Search:
         used = np.cumsum((room * slope)[order])
         last = min(int(np.searchsorted(used, rest)), len(order) - 1)
         x[:] = low
-        x[order[:last]] = high[order[:last]]
+        x[order[:last]] = np.where(np.isinf(high), low + room, high)[order[:last]]
         before = used[last - 1] if last else 0.0
         one = order[last]
         x[one] = min(low[one] + (rest - before) / slope[one], high[one])
