@@ -70,8 +70,8 @@ _MESSAGES = {
         "more is promised: build P as M @ M.mT, or add a multiple of the identity"
     ),
     Status.UNBOUNDED: (
-        "the objective decreases for ever along a coordinate of zero weight; x is feasible: give "
-        "that coordinate a weight or the objective curvature there"
+        "the objective decreases for ever along coordinates of zero weight or without a bound; x "
+        "is feasible: give them a weight or bounds, or the objective curvature there"
     ),
     Status.STALLED: (
         "neither f nor the gap falls any more although the gap is above tol and above rounding; x "
@@ -91,8 +91,7 @@ _MESSAGES = {
     ),
     Status.INVALID: (
         "the set of this problem has no meaning; x is NaN and its gradient zero: look for a "
-        "negative radius or cap, a k below 1, bounds that leave out 0 or are missing, or an A "
-        "without full column rank"
+        "negative radius or cap, a k below 1, or an A without full column rank"
     ),
     Status.OUT_OF_RANGE: (
         "f or its certificate is infinite or not a number at x, outside of f's domain or beyond "

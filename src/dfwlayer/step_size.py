@@ -29,9 +29,9 @@ class Query(NamedTuple):
     x: Tensor  # (B, n)
     value: Tensor  # (B,), f(x)
     gradient: Tensor  # (B, n), ∇f(x)
-    direction: Tensor  # (B, n), d; zero along unbounded coordinates
+    direction: Tensor  # (B, n), d; zero along open-ended coordinates
     limit: Tensor | float  # (B,), the largest γ that stays in the set
-    unbounded: Tensor | None  # mask of the coordinates that move by −∇f/L instead
+    open_ended: Tensor | None  # mask of the coordinates that move by −∇f/L instead
 
 
 class Rule(Protocol):
@@ -180,8 +180,8 @@ class _Backtrack:
         gamma = _short_step(query, estimate)
         d = gamma.unsqueeze(-1) * query.direction
         model = 0.5 * estimate * dot(d, d)
-        if query.unbounded is not None:
-            down = torch.where(query.unbounded, query.gradient, 0) / estimate.unsqueeze(-1)
+        if query.open_ended is not None:
+            down = torch.where(query.open_ended, query.gradient, 0) / estimate.unsqueeze(-1)
             d = d - down
             model = model + 0.5 * estimate * dot(down, down)
         model = dot(query.gradient, d) + model

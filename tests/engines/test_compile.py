@@ -67,8 +67,8 @@ def test_solving_does_not_load_the_compiler():
 
 CALLS = {
     "PlaneCut": "dfw.solve(f, dfw.PlaneCut(dfw.Box(-1.0, 1.0), level=0.5)).x",
-    "Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, centre=one), dfw.Box()], [2, 2])).x",
-    "free Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, 1.0, 0 * one), dfw.Box()], [2, 2])).x",
+    "Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, centre=one), dfw.Box(0, 1)], [2, 2])).x",
+    "free Product": "dfw.solve(f, dfw.Product([dfw.LpBall(1, 1, 0 * one), dfw.Box()], [2, 2])).x",
     "Smooth": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.LpBall(2)).x",
     "mapped Smooth": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.LpBall(2, one)).x",
     "active-set": "dfw.solve(dfw.Smooth(quartic, q, shape=4), dfw.Simplex(), method=active).x",

@@ -138,7 +138,10 @@ def test_what_is_not_for_it():
     assert attempted(dfw.Quadratic(P, q), body, method=dfw.ProjectedNewton(inner=3)) is None
     assert attempted(dfw.Quadratic(P.half(), q.half()), body) is None
     assert attempted(dfw.Quadratic(P, q), dfw.LpBall(1.01)) is None
-    assert attempted(dfw.Quadratic(P, q), dfw.Product([dfw.LpBall(3.0), dfw.Box()], [2, 2])) is None
+    assert (
+        attempted(dfw.Quadratic(P, q), dfw.Product([dfw.LpBall(3.0), dfw.Box(0.0, 1.0)], [2, 2]))
+        is None
+    )
     assert attempted(dfw.Quadratic(-P, q), body) is None
     assert attempted(dfw.Quadratic(P + torch.ones(4, 4).triu(1), q), body) is None
     own = torch.eye(700, dtype=F64).expand(2, 700, 700)
@@ -310,9 +313,9 @@ def test_ill_conditioned(family, n):
     "constraint",
     [
         *(dfw.LpBall(p) for p in (1, 1.5, 2, 3)),
-        dfw.Box(),
+        dfw.Box(0.0, 1.0),
         dfw.Simplex(),
-        dfw.PlaneCut(dfw.Box(), 1.0, 0.0),
+        dfw.PlaneCut(dfw.Box(0.0, 1.0), 1.0, 0.0),
     ],
     ids=repr,
 )

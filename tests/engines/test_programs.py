@@ -47,8 +47,8 @@ def agrees(given, device, dtype):
         assert float(here[1].violation(sol.x).max()) <= 4 * eps
 
 
-# what is left to others: other p, sets around a centre, products
-OTHERS = ("l1.3", "l3", "l4", "around", "product")
+# what is left to others: other p, sets around a centre, products, boxes that lack bounds
+OTHERS = ("l1.3", "l3", "l4", "around", "product", "bounds")
 # the interpreter takes its time, so there objectives are crossed with one set only
 CROSSED = [
     pytest.param(constraint, objective, device.values[0], marks=device.marks)

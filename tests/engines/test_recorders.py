@@ -24,7 +24,7 @@ CALLS = {
     "unverified projection layer": lambda q: dfw.DFWLayer(p=1, verify=False)(None, q),
     "layer": lambda q: SOLVE(P, q),
     "solution of a layer": lambda q: SOLVE.solve(None, q).x,
-    "solve": lambda q: dfw.solve(dfw.Quadratic(None, q), dfw.Box()).x,
+    "solve": lambda q: dfw.solve(dfw.Quadratic(None, q), dfw.Box(0.0, 1.0)).x,
     "solve smooth": smooth,
     "unrolled": lambda q: dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1), method="dfw").x,
     "project_l1_box": lambda q: dfw.project_l1_box(q, None, 1.0, -1.0, 1.0),

@@ -48,6 +48,12 @@ SETS = {
         torch.inf, some(b, d, low=0.1, high=0.3, entries=False), some(b, d, low=0.5, high=1.5)
     ),
     "box": lambda b, d: dfw.Box(some(b, d, low=-0.3, high=0.0), some(b, d, high=0.3)),
+    "lower bounds": lambda b, d: dfw.Box(lower=some(b, d, low=-0.3, high=0.3)),
+    "upper bounds": lambda _, d: dfw.Box(upper=some((), d, low=-0.3, high=0.3)),
+    "no bounds": lambda _b, _d: dfw.Box(),
+    "lower bounds in a plane": lambda b, d: dfw.PlaneCut(
+        dfw.Box(lower=some(b, d, low=-0.3, high=0.0)), some(b, d, low=0.5, high=1.5), 0.4
+    ),
     "box shared": lambda _, d: dfw.Box(some((), d, low=-0.3, high=0.0), 0.2),
     "simplex": lambda b, d: dfw.Simplex(some(b, d, low=0.5, entries=False)),
     "capped simplex": lambda b, d: dfw.CappedSimplex(

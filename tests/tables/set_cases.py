@@ -5,6 +5,7 @@ and how far a point is outside, in NumPy.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,46 @@ def _box_violation(x, p):
     return above((x - p["upper"]) / size, (p["lower"] - x) / size)
 
 
+# which of the eight coordinates lack a lower or an upper bound: none, one, the other, both
+NO_LOWER = torch.tensor([0, 1, 0, 1, 0, 1, 0, 0], dtype=torch.bool)
+NO_UPPER = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool)
+
+
+def half_open_box(gen: Generator, rows: int) -> dict[str, Tensor]:
+    own = box(gen, rows)
+    own["lower"][:, NO_LOWER] = -torch.inf
+    own["upper"][:, NO_UPPER] = torch.inf
+    return own
+
+
+def _half_open_constraints(x, p):
+    low, high = (~NO_LOWER).numpy(), (~NO_UPPER).numpy()
+    return [x[low] >= p["lower"][low], x[high] <= p["upper"][high]]
+
+
+def _half_open_violation(x, p):
+    low, high = (~NO_LOWER).numpy(), (~NO_UPPER).numpy()
+    over, under = (x - p["upper"])[high], (p["lower"] - x)[low]
+    return above(over / np.abs(p["upper"][high]), under / np.abs(p["lower"][low]))
+
+
+def _held_from_below(gen: Generator, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Points of which half the coordinates are at their bounds, and what pushes them there."""
+    size, free = uniform(gen, *p["lower"].shape), torch.arange(8) % 2 == 0
+    return p["lower"] + torch.where(free, size, 0), torch.where(free, 0, -size)
+
+
+def l1_beside_zero(gen: Generator, rows: int) -> dict[str, Tensor]:
+    """The point of the box next to zero spends less than 1.2 of at least 2."""
+    lower, width = uniform(gen, rows, 8, low=-0.3, high=0.3), uniform(gen, rows, 8, low=0.1)
+    return {
+        "radius": uniform(gen, rows, low=2.0, high=2.5),
+        "weight": uniform(gen, rows, 8, low=0.2, high=0.5),
+        "lower": lower,
+        "upper": lower + width,
+    }
+
+
 def _k_sparse_constraints(x, p):
     import cvxpy as cp
 
@@ -69,9 +110,38 @@ CASES = {
         pull=3.0,
         bad=(
             ({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),
-            ({"lower": -torch.inf}, "lower, upper: expected both finite, or −inf and inf"),
-            ({"upper": None}, "upper: expected a number or a tensor, got NoneType"),
+            ({"lower": torch.inf}, "lower: expected numbers below upper, found a bound that is"),
+            ({"upper": "1"}, "upper: expected a number or a tensor, got str"),
         ),
+    ),
+    "Box with lower bounds": SetCase(
+        lambda gen, rows: {"lower": torch.randn(rows, 8, generator=gen, dtype=F64)},
+        lambda p: dfw.Box(lower=p["lower"]),
+        None,
+        lambda x, p: above((p["lower"] - x) / np.abs(p["lower"])),
+        methods=("auto", "frank-wolfe", "dfw"),
+        bad=(({"lower": torch.inf}, "lower: expected numbers below upper"),),
+        designed=_held_from_below,
+    ),
+    "Box with some bounds": SetCase(
+        half_open_box,
+        lambda p: dfw.Box(p["lower"], p["upper"]),
+        _half_open_constraints,
+        _half_open_violation,
+        pull=3.0,
+        methods=("auto", "frank-wolfe", "dfw"),
+        bad=(({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),),
+    ),
+    "L1Box beside zero": SetCase(
+        l1_beside_zero,
+        lambda p: dfw.L1Box(p["radius"], p["weight"], p["lower"], p["upper"]),
+        _l1_box_constraints,
+        lambda x, p: above(
+            (np.abs(p["weight"] * x).sum() - p["radius"]) / p["radius"],
+            x - p["upper"],
+            p["lower"] - x,
+        ),
+        bad=(({"radius": 0.01}, r"radius: expected numbers ≥ .*, Σ w\|x\| at the point"),),
     ),
     "Simplex": SetCase(
         lambda gen, rows: {"radius": uniform(gen, rows)},
@@ -119,8 +189,11 @@ CASES = {
         ),
         bad=(
             ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1"),
-            ({"upper": -0.5}, "upper: expected numbers ≥ 0, found -0.5; the set has to contain 0"),
-            ({"lower": 0.5}, "lower: expected numbers ≤ 0, found 0.5; the set has to contain 0"),
+            ({"upper": -9.0}, "lower: expected numbers below upper, found a bound that is"),
+            (
+                {"lower": 9.0, "upper": 10.0},
+                r"radius: expected numbers ≥ .*, Σ w\|x\| at the point",
+            ),
             ({"radius": "1"}, "radius: expected a number or a tensor, got str"),
             ({"weight": torch.ones(3, dtype=F64)}, r"weight: expected a number, shape \(8,\)"),
             ({"lower": torch.zeros(8)}, "lower: is torch.float32 while"),
@@ -145,6 +218,8 @@ def _in_plane(base):
             normal = 2 + normal.abs() if "weight" in own else normal
             return own | {"normal": normal, "level": own["radius"] * normal.mean(-1)}
         middle = 0.5 * (own["lower"] + own["upper"])
+        nearest = torch.zeros_like(middle).clamp(own["lower"], own["upper"])  # to zero
+        middle = torch.where(middle.isfinite(), middle, nearest)
         return own | {"normal": normal, "level": (normal * middle).sum(-1) + 0.1}
 
     return parameters
@@ -175,6 +250,9 @@ def _cut(name):
 
 
 CASES |= {f"{name} in a plane": _cut(name) for name in ("Box", "L1Box", "Simplex")}
+CASES["Box with some bounds in a plane"] = replace(
+    _cut("Box with some bounds"), methods=("auto",), bad=()
+)
 
 
 def portfolio(gen: Generator, rows: int) -> dict[str, Tensor]:

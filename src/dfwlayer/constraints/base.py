@@ -18,6 +18,7 @@ from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.region import Block, Region
+from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
@@ -71,8 +72,8 @@ class Constraint(ABC):
     (`measured`) lives as long as one solve. A set that is asked on its own is bound for that one
     question.
 
-    Some coordinates may be unbounded (those of zero weight); the set leaves them alone, and
-    methods move them along the gradient.
+    Some coordinates may be without a bound, on one side or on both (those of zero weight); methods
+    move them along the gradient where it points to an open side.
     """
 
     bound: ClassVar[bool] = False
@@ -98,7 +99,7 @@ class Constraint(ABC):
 
     @abstractmethod
     def vertex(self, g: Tensor) -> Tensor:
-        """A minimiser of ⟨g, s⟩ over the set, zero along unbounded coordinates."""
+        """A minimiser of ⟨g, s⟩ over the set, zero along the coordinates that are `open_ended`."""
 
     @abstractmethod
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
@@ -297,11 +298,22 @@ class Constraint(ABC):
         return self.retract(self.project(torch.zeros_like(like)))
 
     def unbounded(self) -> Tensor | None:
-        """Mask (n,) or (B, n) of the coordinates the set does not bound, None if there are none."""
+        """Mask (n,) or (B, n) of the coordinates without a bound, on a side or on both.
+
+        None if there are none.
+        """
+        return None
+
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """Those of them along which ⟨g, s⟩ falls for ever: open on both sides, or on that of −g."""
+        return self.unbounded()
+
+    def relaxation(self, x: Tensor, g: Tensor) -> Relaxation | None:
+        """A set whose part in some planes this is, if ⟨g, s⟩ may fall for ever, told at x."""
         return None
 
     def lowest(self, g: Tensor) -> Tensor:
-        """min ⟨g, s⟩ over the set, leaving unbounded coordinates aside: (..., n) -> (...)."""
+        """min ⟨g, s⟩ over the set, leaving open-ended coordinates aside: (..., n) -> (...)."""
         return dot(g, self.vertex(g))
 
     def lowest_terms(self, g: Tensor) -> Tensor | None:  # (..., n) -> (...)

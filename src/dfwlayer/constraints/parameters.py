@@ -51,7 +51,7 @@ class Parameter:
         kind: Its dimensions.
         harmless: Its value in a set like any other, which takes the place of a bad one; None for
             the default of the field.
-        optional: It may be None, as is the default of the field.
+        optional: It may be None, as where that is the default of the field.
         least: No value may be smaller.
         most: Nor larger.
         hint: For values beyond these, what else to do.
@@ -77,7 +77,7 @@ class Parameter:
         """With what follows from the default of the field."""
         plain = default if isinstance(default, int | float) else 1.0
         harmless = plain if self.harmless is None else self.harmless
-        return replace(self, harmless=harmless, optional=default is None)
+        return replace(self, harmless=harmless, optional=self.optional or default is None)
 
     def check(self, name: str, value: Any) -> Value | None:
         """The value, a number as a float; raise for types and shapes it cannot have."""

@@ -137,6 +137,17 @@ class Region:
         """The problems at these positions."""
         return replace(self, **{name: part[index] for name, part in vars(self).items()})
 
+    def directions(self) -> Region:
+        """The directions of size one at most that never leave it, from any point.
+
+        Those of a coordinate are bounded where it is, or has a weight in a budget.
+        """
+        spent = (self.weights > 0).any(-2)
+        lower = torch.where(torch.isinf(self.lower) & ~spent, -1.0, 0.0)
+        upper = torch.where(torch.isinf(self.upper) & ~spent, 1.0, 0.0)
+        none = self.weights[:, :0], self.radii[:, :0]
+        return Region(lower, upper, *none, self.slopes, torch.zeros_like(self.totals))
+
     @staticmethod
     def product(regions: Sequence[Region]) -> Region:
         """The regions beside each other, each constraint over its own block."""

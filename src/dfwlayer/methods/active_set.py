@@ -33,8 +33,8 @@ class ActiveSet:
         objective, constraint, unbounded = problem
         if unbounded is not None:
             raise ValueError(
-                "method: 'active-set' needs a bounded set, found coordinates without a bound (of "
-                "weight zero); use 'auto'"
+                "method: 'active-set' needs a bounded set, found coordinates without a bound (or "
+                "of weight zero); use 'auto'"
             )
         face_of = constraint.hull_faces()
         with torch.no_grad():

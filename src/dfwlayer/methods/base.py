@@ -27,6 +27,7 @@ __all__ = [
     "is_invariant",
     "iterate",
     "move",
+    "priced",
     "start_rule",
 ]
 
@@ -39,7 +40,11 @@ class Problem(NamedTuple):
 
     objective: Objective
     constraint: Constraint
-    unbounded: Tensor | None  # mask of the coordinates the set does not bound
+    unbounded: Tensor | None  # mask of the coordinates without a bound on a side or on both
+
+    def open_ended(self, gradient: Tensor) -> Tensor | None:
+        """Mask of those that have none on the side of −∇f."""
+        return None if self.unbounded is None else self.constraint.open_ended(gradient)
 
     def rows(self, index: Tensor) -> Problem | None:
         """The problems at these positions, None where objective or set cannot be taken apart."""
@@ -91,7 +96,8 @@ class Settings:
         if self.callback is None:
             return False
         with torch.no_grad():
-            gap = gap_of(problem.constraint, x, gradient, problem.unbounded)
+            constraint, gradient = priced(problem, x, gradient)
+            gap = gap_of(constraint, x, gradient)
         return bool(self.callback(Progress(x, value.detach(), gap, num_steps)))
 
     def heat(self, step: int, dtype: torch.dtype) -> float:
@@ -188,13 +194,13 @@ def move(
 
     ``resolution`` is the rounding of the data, where they are less precise than their dtype.
 
-    Unbounded coordinates take a gradient step of length 1/L: the L-smooth upper bound is
+    Open-ended coordinates take a gradient step of length 1/L: the L-smooth upper bound is
     separable, so both moves at once lower it by the sum of what each would.
     """
-    if problem.unbounded is not None:
+    if query.open_ended is not None:
         constant = rule.lipschitz.unsqueeze(-1)
         length = torch.where(constant > 0, 1 / torch.where(constant > 0, constant, 1), 0)
-        x = torch.where(problem.unbounded, state.x - length * query.gradient, x)
+        x = torch.where(query.open_ended, state.x - length * query.gradient, x)
     # a step out of the dtype's range is not taken
     x = where_rows(state.active & torch.isfinite(x.detach().sum(-1)), x, state.x)
     value, gradient = problem.objective.value_and_gradient(x)
@@ -225,7 +231,23 @@ def bends_down(rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution
         return state.active & downward
 
 
-def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor, unbounded: Tensor | None) -> Tensor:
-    """⟨g, x − vertex⟩ over the bounded coordinates (...)."""
-    bounded = x if unbounded is None else torch.where(unbounded, 0, x)
+def priced(problem: Problem, x: Tensor, gradient: Tensor) -> tuple[Constraint, Tensor]:
+    """A set and a gradient for which ⟨g, s⟩ has a minimum along all but open-ended coordinates.
+
+    Those of the problem, or of its Lagrangian over a larger set.
+    """
+    relaxed = None
+    if problem.unbounded is not None:
+        relaxed = problem.constraint.relaxation(x, gradient)
+    if relaxed is None:
+        return problem.constraint, gradient
+    for j, a in enumerate(relaxed.normals):
+        gradient = gradient + relaxed.multiplier[..., j : j + 1] * a
+    return relaxed.constraint, gradient
+
+
+def gap_of(constraint: Constraint, x: Tensor, gradient: Tensor) -> Tensor:
+    """⟨g, x − vertex⟩ over the coordinates that are not open-ended (...)."""
+    endless = constraint.open_ended(gradient)
+    bounded = x if endless is None else torch.where(endless, 0, x)
     return (dot(gradient, bounded) - constraint.lowest(gradient)).clamp_min(0)

@@ -36,11 +36,10 @@ class DFW:
         def step(k: int, state: State) -> State:
             soft = problem.constraint.soft_vertex(state.gradient, settings.heat(k, x.dtype))
             direction = soft - state.x
-            if problem.unbounded is not None:
-                direction = torch.where(problem.unbounded, 0, direction)
-            query = Query(
-                k, state.x, state.value, state.gradient, direction, 1.0, problem.unbounded
-            )
+            endless = problem.open_ended(state.gradient.detach())
+            if endless is not None:
+                direction = torch.where(endless, 0, direction)
+            query = Query(k, state.x, state.value, state.gradient, direction, 1.0, endless)
             gamma = rule(query).unsqueeze(-1)
             # as a convex combination: x + γ(s − x) may leave the set by rounding
             moved = move(problem, rule, state, query, (1 - gamma) * state.x + gamma * soft)

@@ -62,9 +62,10 @@ class FrankWolfe:
         def step(k: int, state: State) -> State:
             nonlocal before
             vertex = problem.constraint.vertex(state.gradient)
-            direction = _bounded(problem, vertex - state.x)
+            endless = problem.open_ended(state.gradient.detach())
+            direction = _bounded(endless, vertex - state.x)
             with torch.no_grad():
-                converged, floored = _ended(problem, rule, state, direction, settings.tol)
+                converged, floored = _ended(problem, rule, state, direction, endless, settings.tol)
                 # noise may be far above what it is in truth: while f falls, there is more to gain
                 floored = floored & _level(before, state.value)
                 before = state.value.detach()
@@ -72,9 +73,7 @@ class FrankWolfe:
                 ended = state.active & (converged | floored)
             status = torch.where(ended, int(Status.ROUNDING_FLOOR), state.status)
             state = state._replace(status=status, active=state.active & ~ended)
-            query = Query(
-                k, state.x, state.value, state.gradient, direction, 1.0, problem.unbounded
-            )
+            query = Query(k, state.x, state.value, state.gradient, direction, 1.0, endless)
             if combination is not None:
                 x = combination.step(rule, query, state)
             else:
@@ -90,7 +89,6 @@ class _Combination:
 
     def __init__(self, atoms: Atoms, problem: Problem, x: Tensor) -> None:
         self.atoms = atoms
-        self.problem = problem
         with torch.no_grad():
             gradient = problem.objective.gradient(x)
         self.weights = atoms.weights(x, gradient)
@@ -105,7 +103,7 @@ class _Combination:
         shift = toward.scatter_add(-1, worst, torch.full_like(best, -1, dtype=toward.dtype))
         limit = self.weights.gather(-1, worst).squeeze(-1)
         pair = query._replace(
-            direction=_bounded(self.problem, self.atoms.combine(shift)), limit=limit
+            direction=_bounded(query.open_ended, self.atoms.combine(shift)), limit=limit
         )
         plain_gamma, pair_gamma = rule(query), rule(pair)
         with torch.no_grad():
@@ -131,22 +129,27 @@ def _level(before: Tensor | None, value: Tensor) -> Tensor:
     return before - value <= 4 * torch.finfo(value.dtype).eps * value.abs()
 
 
-def _bounded(problem: Problem, direction: Tensor) -> Tensor:
-    return direction if problem.unbounded is None else torch.where(problem.unbounded, 0, direction)
+def _bounded(endless: Tensor | None, direction: Tensor) -> Tensor:
+    return direction if endless is None else torch.where(endless, 0, direction)
 
 
 def _ended(
-    problem: Problem, rule: Rule, state: State, direction: Tensor, tol: float
+    problem: Problem,
+    rule: Rule,
+    state: State,
+    direction: Tensor,
+    endless: Tensor | None,
+    tol: float,
 ) -> tuple[Tensor, Tensor]:
     """Whether the gap is below tol · |f|, and whether it is lost in rounding.
 
-    Along unbounded coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/c stands in for it,
-    with c the curvature of f along g.
+    Along open-ended coordinates, where the gap has no meaning, ⟨|g|, |x|⟩ + ‖g‖²/c stands in for
+    it, with c the curvature of f along g.
     """
     finfo = torch.finfo(direction.dtype)
     gap = -dot(state.gradient, direction)
-    if problem.unbounded is not None:
-        g = torch.where(problem.unbounded, state.gradient, 0)
+    if endless is not None:
+        g = torch.where(endless, state.gradient, 0)
         size = or_one(g.abs().amax(-1, keepdim=True))
         unit = g / size
         bend = dot(unit, problem.objective.hvp(state.x, unit)).clamp_min(finfo.tiny)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.methods.base import Problem, gap_of
+from dfwlayer.methods.base import Problem, gap_of, priced
 from dfwlayer.objectives.model import LARGEST
 from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops import fused
@@ -78,11 +78,12 @@ class Iterate:
         self.value = select(rows, value, self.value)
 
     def gap(self, x: Tensor, gradient: Tensor) -> Scalar:
-        """The Frank-Wolfe gap; along unbounded coordinates a decrease of first order stands in."""
-        unbounded = self.problem.unbounded
-        gap = number(gap_of(self.problem.constraint, x, gradient, unbounded))
-        if unbounded is not None:
-            g = torch.where(unbounded, gradient, 0)
+        """The Frank-Wolfe gap; along open-ended coordinates a decrease of first order stands in."""
+        constraint, gradient = priced(self.problem, x, gradient)
+        endless = constraint.open_ended(gradient)
+        gap = number(gap_of(constraint, x, gradient))
+        if endless is not None:
+            g = torch.where(endless, gradient, 0)
             gap = gap + inner(g.abs(), x.abs()) + ratio(inner(g, g), self.steepest, 0.0)
         return gap
 

@@ -10,24 +10,28 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.krylov import Krylov
 from dfwlayer.methods.face_newton import newton_step
 from dfwlayer.methods.progress import Progress
+from dfwlayer.methods.recession import falls_for_ever, is_far_out
 from dfwlayer.methods.vertex_step import follow
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
     absolute,
     any_row,
+    as_rows,
     axpy,
     fill,
     inner,
     maximum,
     minimum,
     number,
+    number_mask,
     root,
     seen,
     select,
     select_mask,
 )
 from dfwlayer.ops.scale import ROUNDING
+from dfwlayer.solution import Status
 
 __all__ = ["polish"]
 
@@ -104,8 +108,25 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
         # quadratic at its minimum, each brings but a part of a digit
         progress.paid = select_mask(rows, taken, progress.paid)
     at.move(taken, x, value, gradient)
+    if progress.problem.unbounded is not None:
+        _ask(progress, rows & found.flat)
     if seen(rows & found.flat):
         follow(progress, rows & found.flat)
+
+
+def _ask(progress: Progress, rows: Mask) -> None:
+    """End the problems whose f falls for ever, of these and of those that are far out.
+
+    Once for each: what there is to know does not depend on where it is.
+    """
+    x = progress.at.x
+    far = number_mask(is_far_out(progress.problem, x))
+    rows = select_mask(progress.asked, False, (rows | far) & progress.going())
+    if any_row(rows):
+        progress.asked = progress.asked | rows
+        mask = as_rows(rows, torch.bool).reshape(x.shape[:-1])
+        endless = number_mask(falls_for_ever(progress.problem, x, mask))
+        progress.status = select(rows & endless, float(Status.UNBOUNDED), progress.status)
 
 
 def _directly(progress: Progress, system: FaceSystem, rows: Mask) -> Krylov | None:

@@ -121,6 +121,7 @@ class Progress:
         self.paid = none  # the last polish halved the gap, and may do so again
         self.next_turn = zero - 1  # how many steps are left when the next one begins
         self.formed = False  # a Hessian was written down, or is too large for it
+        self.asked = none  # whether f falls for ever
         self.bent = False  # on a set for which there are only models on its faces
 
     def few(self, going: Mask) -> tuple[Tensor, Progress] | None:

@@ -32,8 +32,8 @@ def follow(progress: Progress, rows: Mask) -> None:
     at, objective = progress.at, progress.problem.objective
     rows = rows & (at.left >= 2)
     d = progress.problem.constraint.vertex(at.gradient) - at.x
-    if progress.problem.unbounded is not None:
-        d = torch.where(progress.problem.unbounded, 0, d)
+    if (endless := progress.problem.open_ended(at.gradient)) is not None:
+        d = torch.where(endless, 0, d)
     slope = -inner(at.gradient, d)
     curvature = inner(d, objective.hvp(at.x, d))
     gamma = minimum(maximum(ratio(slope, curvature, 1.0), 0.0), 1.0)

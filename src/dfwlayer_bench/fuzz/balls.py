@@ -47,7 +47,7 @@ class LpRow(SetRow):
         t = self.of(p, "radius")
         return [Excess("norm", norm(self.weights(p) * x, self.p) - t, t)]
 
-    def free(self, p: Wide) -> Array | None:
+    def free(self, g: Array, p: Wide) -> Array | None:
         none: Array = self.weights(p) == 0
         return none if none.any() else None
 

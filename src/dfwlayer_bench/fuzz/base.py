@@ -89,8 +89,8 @@ class SetRow(ABC):
         lowest: Array = (g * self.vertex(g, p)).sum(-1)
         return lowest
 
-    def free(self, p: Wide) -> Array | None:
-        """Mask of coordinates without bounds, None if there is none."""
+    def free(self, g: Array, p: Wide) -> Array | None:
+        """Mask of coordinates without a bound on the side of −g, None if there is none."""
         return None
 
     def inside(self, p: Wide) -> Array:

@@ -211,7 +211,7 @@ class Judge:
         """max over the set of ⟨g, x − s⟩, and the rounding of its terms in the dtype."""
         q, p = self.problem, self.p
         g, size = q.objective.gradient(x, p, q.units)
-        free = q.set.free(p)
+        free = q.set.free(g, p)
         held = g if free is None else np.where(free, 0, g)
         s = q.set.vertex(held, p)
         gap = (held * x).sum(-1) - q.set.lowest(held, p)
@@ -227,11 +227,11 @@ class Judge:
         """The least f that Frank-Wolfe steps find from x, in long double."""
         q = self.problem if self.problem.rows is None else self.problem.some(rows)
         p, f = q.wide(), q.objective
-        free = q.set.free(p)
         best = f.value(x, p, q.units)
         steps = [0.5**k for k in range(40)]
         for _ in range(STEPS):
             g, _size = f.gradient(x, p, q.units)
+            free = q.set.free(g, p)
             s = q.set.vertex(g if free is None else np.where(free, 0, g), p)
             if free is not None:
                 s = np.where(free, x - np.sign(g) * np.abs(x).max(-1, keepdims=True), s)

@@ -50,8 +50,8 @@ class CentreRow(SetRow):
             one if weight is None or weight.shape[-1] != self.n else np.maximum(1, np.abs(weight))
         )
 
-    def free(self, p: Wide) -> Array | None:
-        return self.base.free(p)
+    def free(self, g: Array, p: Wide) -> Array | None:
+        return self.base.free(g, p)
 
     def blur(self, x: Array, p: Wide) -> Array:
         centre: Array = np.abs(self.of(p, "centre"))
@@ -206,8 +206,9 @@ class ProductRow(SetRow):
             for e in part.excess(x[:, span], p)
         ]
 
-    def free(self, p: Wide) -> Array | None:
-        masks = [part.free(p) for part in self.parts]
+    def free(self, g: Array, p: Wide) -> Array | None:
+        spans = zip(self.parts, self._spans(), strict=True)
+        masks = [part.free(g[:, span], p) for part, span in spans]
         if all(mask is None for mask in masks):
             return None
         rows = max(1 if mask is None else len(mask) for mask in masks)

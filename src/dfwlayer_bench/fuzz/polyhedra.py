@@ -32,7 +32,7 @@ class FlatRow(SetRow):
 
 @dataclass(frozen=True)
 class BoxRow(FlatRow):
-    """l ≤ x ≤ u; ``form`` is plain, degenerate (l = u), wide (±1e8) or infinite."""
+    """l ≤ x ≤ u; ``form`` is plain, degenerate (l = u), wide (±1e8), infinite or half open."""
 
     form: str = "plain"
 
@@ -58,6 +58,9 @@ class BoxRow(FlatRow):
             lower, upper = np.where(chosen, -1e8, lower), np.where(chosen, 1e8, upper)
         elif self.form == "infinite":
             lower, upper = np.where(chosen, -np.inf, lower), np.where(chosen, np.inf, upper)
+        elif self.form == "half open":
+            lower = np.where(chosen, -np.inf, lower)
+            upper = np.where(rng.random(shape) < 0.4, np.inf, upper)
         return self.named(lower=Param(lower, True, 1), upper=Param(upper, True, 1))
 
     def code(self) -> str:
@@ -68,13 +71,23 @@ class BoxRow(FlatRow):
         zero = np.zeros(len(x), LONG)  # bounds hold exactly
         return [Excess("upper", most(over), zero), Excess("lower", most(under), zero)]
 
-    def free(self, p: Wide) -> Array | None:
-        none = np.isinf(self.of(p, "lower"))
-        return none if none.any() else None
+    def free(self, g: Array, p: Wide) -> Array | None:
+        down, up = np.isinf(self.of(p, "lower")), np.isinf(self.of(p, "upper"))
+        if not (down | up).any():
+            return None
+        open_ended: Array = (down & up) | (down & (g > 0)) | (up & (g < 0))
+        return open_ended
 
     def inside(self, p: Wide) -> Array:
         lower, upper = self.of(p, "lower"), self.of(p, "upper")
-        return np.where(np.isinf(lower), 0, 0.5 * lower + 0.5 * upper)
+        middle = np.where(self._two(p), 0.5 * lower + 0.5 * upper, np.clip(LONG(0), lower, upper))
+        found: Array = middle
+        return found
+
+    def _two(self, p: Wide) -> Array:
+        """Coordinates with two bounds."""
+        found: Array = ~(np.isinf(self.of(p, "lower")) | np.isinf(self.of(p, "upper")))
+        return found
 
     def vertex(self, g: Array, p: Wide) -> Array:
         s = np.where(g > 0, self.of(p, "lower"), self.of(p, "upper"))
@@ -94,6 +107,9 @@ class BoxRow(FlatRow):
             lower, upper = np.full(shape, -1e8), np.full(shape, 1e8)
         if self.form == "infinite":
             lower, upper = np.where(side == 0, -np.inf, lower), np.where(side == 0, np.inf, upper)
+        elif self.form == "half open":
+            lower = np.where((side >= 0) & (rng.random(shape) < 0.5), -np.inf, lower)
+            upper = np.where((side <= 0) & (rng.random(shape) < 0.5), np.inf, upper)
         params = self.named(lower=Param(lower, True, 1), upper=Param(upper, True, 1))
         return Design(params, x, force, {"low": side < 0, "high": side > 0})
 

@@ -123,7 +123,7 @@ SETS: dict[str, Maker] = {
     **{f"LpBall {p:g}": _lp(p) for p in (1.0, 1.05, 1.1, 1.5, 2.0, 3.0, 10.0, math.inf)},
     "LpBall p": lambda rng, n: _lp(round(float(1 + rng.exponential(1.5)), 3) or 1.0)(rng, n),
     "Box": lambda rng, n: BoxRow(
-        n, str(rng.choice(["plain", "plain", "degenerate", "wide", "infinite"]))
+        n, str(rng.choice(["plain", "plain", "degenerate", "wide", "infinite", "half open"]))
     ),
     "Simplex": lambda _rng, n: SimplexRow(n),
     "CappedSimplex": lambda _rng, n: CappedRow(n),
@@ -333,7 +333,10 @@ CURVED = ("quadratic, none", "quadratic, own", "quadratic, shared", "quadratic, 
 
 
 def _may_be_unbounded(row: SetRow) -> bool:
-    zeros, infinite = getattr(row, "zeros", False), getattr(row, "form", "") == "infinite"
+    zeros, infinite = (
+        getattr(row, "zeros", False),
+        getattr(row, "form", "") in ("infinite", "half open"),
+    )
     return (isinstance(row, LpRow) and zeros) or infinite
 
 

@@ -99,4 +99,4 @@ def test_a_matrix_variable_and_one_problem():
 
 def test_what_is_not_a_function():
     with pytest.raises(ValueError, match="callback"):
-        dfw.solve(problems(), dfw.Box(), callback=3)
+        dfw.solve(problems(), dfw.Box(0.0, 1.0), callback=3)

@@ -218,10 +218,10 @@ CALLABLES = {
     ),
     "Product": (
         lambda **k: solved(dfw.Product(**k)),
-        {"sets": [dfw.LpBall(1), dfw.Box()], "sizes": [2, 1]},
+        {"sets": [dfw.LpBall(1), dfw.Box(0.0, 1.0)], "sizes": [2, 1]},
     ),
     "Product, an entry": (
-        lambda sets, sizes: solved(dfw.Product([sets, dfw.Box()], [sizes, 1])),
+        lambda sets, sizes: solved(dfw.Product([sets, dfw.Box(0.0, 1.0)], [sizes, 1])),
         {"sets": dfw.LpBall(1), "sizes": 2},
     ),
     "GroupBall": (

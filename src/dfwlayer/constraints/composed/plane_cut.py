@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.lp_ball import LpBall
-from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.composed.plane_dual import mixed, plane_dual
+from dfwlayer.constraints.composed.plane_limits import level_fault, vertex_limits, within_reach
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
     as_entries,
     entries,
-    fault,
-    merged,
     number,
     tensor_of,
 )
@@ -36,10 +35,10 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.region import Flat, total
+from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, common_shape, or_one, quotient, settled
+from dfwlayer.ops.rows import any_row, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
-from dfwlayer.solution import Status
 
 __all__ = ["PlaneCut"]
 
@@ -57,7 +56,7 @@ class PlaneCut(Built, PolyhedralSet):
 
     Args:
         constraint: S, one of `Box`, `CappedSimplex`, `KSparse`, `L1Box`, `Simplex`, or `LpBall`
-            with p = 1, with bounds for every coordinate.
+            with p = 1; coordinates may have no bounds, or one.
         normal: a, a number, (n,) or (B, n).
         level: b, a number, a 0-d tensor or (B,), which ⟨a, x⟩ has to take somewhere on S.
 
@@ -99,72 +98,78 @@ class PlaneCut(Built, PolyhedralSet):
         equation = self.normal, total(self.level)
         return (form._replace(equations=(*form.equations, equation)),)
 
-    def is_plain(self, like: Tensor) -> bool:
-        """And that a box is one, which its normal form does not tell once there is an equation."""
-        closed = not isinstance(self.base, Box) or self.base.closed()
-        return closed and super().is_plain(like)
-
     def check_values(self) -> Tensor | None:
-        """Coordinates that are bounded, and a level that ⟨a, x⟩ takes on S."""
+        """A level that ⟨a, x⟩ takes on S."""
         if not self.bound:
             return None
-        unbounded = self.base.unbounded()
-        if unbounded is not None:
-            loose = fault(
-                unbounded.any(-1),
-                Status.INVALID,
-                lambda: (
-                    "constraint: expected bounds for every coordinate below a PlaneCut, found one "
-                    "without; give it large ones"
-                ),
-            )
-            assert loose is not None
-            return merged(loose, self.replace_rows(loose != 0).check_values())
         facets = self.facets(tensor_of(self.normal)).detach()
-        normal, level = facets.equations[-1]
-        shape = common_shape(*(part.shape for part in facets.tensors()))
-        slope = normal.expand(shape)
-        ends = self.base.vertex(slope), self.base.vertex(-slope)
-        low, high = ((slope * s).sum(-1, keepdim=True) for s in ends)
-        # the range is a sum that may be small compared to its terms
-        size = torch.maximum(*((slope * s).abs().sum(-1, keepdim=True) for s in ends))
-        rounding = 16 * torch.finfo(normal.dtype).eps * size
-        missed = torch.maximum(low - level, level - high) - rounding  # (1,) or (B, 1)
-        return fault(
-            (missed > 0).squeeze(-1),
-            Status.INFEASIBLE,
-            lambda: (
-                f"level: expected a number between {float(low):g} and {float(high):g}, the range "
-                f"of ⟨normal, x⟩ on the set, found {float(level):g}"
-            ),
-        )
+        return level_fault(facets, self._limited.vertex, self.base.unbounded())
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to where S starts."""
         return self.retract(self.project(self.base.start(like)))
 
+    @measured
+    def _limits(self) -> tuple[Base, Tensor | None]:
+        """S with bounds on every side, and the problems (...) the plane does not bound, or None."""
+        if (unbounded := self.base.unbounded()) is None:
+            return self.base, None
+        facets = self.facets(tensor_of(self.normal))
+        lower, upper, loose = vertex_limits(facets, unbounded)
+        return self.base.changed(lower=lower, upper=upper), loose if bool(loose.any()) else None
+
+    @property
+    def _limited(self) -> Base:
+        return self._limits[0]
+
+    def unbounded(self) -> Tensor | None:
+        """Those of S, unless the plane bounds them."""
+        mask, loose = self.base.unbounded(), self._limits[1]
+        return None if mask is None or loose is None else mask & loose.unsqueeze(-1)
+
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """None, as no coordinate moves alone; see `relaxation`."""
+        return None
+
+    def relaxation(self, x: Tensor, g: Tensor) -> Relaxation | None:
+        """S, limited where the plane limits it, and the plane with the multiplier of the face."""
+        limited, loose = self._limits
+        if loose is None:
+            return None
+        equation, rows = self._equation(x), loose.unsqueeze(-1)
+        own, inner = self.base.facets(x), limited.facets(x)
+        base = self.base.changed(
+            lower=torch.where(rows, own.lower, inner.lower),
+            upper=torch.where(rows, own.upper, inner.upper),
+        )
+        known = plane_dual(limited.vertex, equation, g).multiplier
+        multiplier = torch.where(rows, self.face(x, g).multiplier[..., -1:], known)
+        a, b = (part.detach() for part in equation)
+        excess = (a * x).sum(-1, keepdim=True) - b
+        return Relaxation(base, (a,), multiplier, excess)
+
     def vertex(self, g: Tensor) -> Tensor:
         """A mix of two vertices of S on either side of the plane, both minimal for a g + μa."""
         equation, at = self._equation(g), g.detach()
-        found = plane_dual(self.base.vertex, equation, at)
-        low, high = self.base.vertex(found.below), self.base.vertex(found.above)
+        found = plane_dual(self._limited.vertex, equation, at)
+        low, high = self._limited.vertex(found.below), self._limited.vertex(found.above)
         return mixed(low, high, equation)
 
     def lowest(self, g: Tensor) -> Tensor:
         """max over μ of min ⟨g + μa, s⟩ − μb over S."""
-        return plane_dual(self.base.vertex, self._equation(g), g.detach()).value.squeeze(-1)
+        return plane_dual(self._limited.vertex, self._equation(g), g.detach()).value.squeeze(-1)
 
     def lowest_terms(self, g: Tensor) -> Tensor:
         """Σ (|g| + |μa|) |s| for the two vertices of S, which may be far larger than their mix."""
         equation = self._equation(g)
-        found, a = plane_dual(self.base.vertex, equation, g.detach()), equation.slope.detach()
-        low, high = self.base.vertex(found.below), self.base.vertex(found.above)
+        found, a = plane_dual(self._limited.vertex, equation, g.detach()), equation.slope.detach()
+        low, high = self._limited.vertex(found.below), self._limited.vertex(found.above)
         size = g.detach().abs() + (found.multiplier * a).abs()
         return (size * torch.maximum(low.abs(), high.abs())).sum(-1)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The soft vertex of S for g + μa, with μ such that it is in the plane."""
-        base = self.base
+        base = self._limited
         a, b = self._equation(g)
 
         def off(mu: Tensor) -> Tensor:
@@ -227,7 +232,7 @@ class PlaneCut(Built, PolyhedralSet):
         off = missing.abs() > 4 * torch.finfo(x.dtype).eps * size
         if not any_row(off):
             return x
-        end = self.base.vertex((-torch.sign(missing) * a).expand_as(wide)).detach()
+        end = self._limited.vertex((-torch.sign(missing) * a).expand_as(wide)).detach()
         way = (a * (end - wide)).sum(-1, keepdim=True)
         share = torch.where(way != 0, missing / torch.where(way != 0, way, 1), 0).clamp(0, 1)
         return torch.where(off, (wide + share * (end - wide)).to(x.dtype), x)
@@ -368,7 +373,7 @@ class PlaneCut(Built, PolyhedralSet):
         )
         if not any_row(stuck):
             return face
-        mu = plane_dual(self.base.vertex, self._equation(x), g).multiplier
+        mu = plane_dual(self._limited.vertex, self._equation(x), g).multiplier
         rounding = ROUNDING * torch.finfo(x.dtype).eps
         below = self.base.face(x, g + mu * a, scale.noisier(rounding * (mu * a).abs()))
         normals = (*below.normals, a * below.free)
@@ -384,12 +389,15 @@ class PlaneCut(Built, PolyhedralSet):
         )
 
     def diameter(self, n: int) -> Tensor:
-        """At most that of S."""
-        return self.base.diameter(n)
+        """At most that of S, as far as the plane bounds it."""
+        size, unbounded = self._limited.diameter(n), self.unbounded()
+        return size if unbounded is None else torch.where(unbounded.any(-1), torch.inf, size)
 
     def _clip(self, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """The projection for a box."""
         lower, upper, *_ = self.facets(z)
+        if self.base.unbounded() is not None:
+            lower, upper = within_reach(z, a, b, lower, upper)
         return Knapsack(z, a, lower, upper, b).nearest()
 
     def _equation(self, like: Tensor) -> Equation:

@@ -18,6 +18,7 @@ from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.region import Block, Region
+from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
 
@@ -162,7 +163,38 @@ class Product(Constraint):
 
     def unbounded(self) -> Tensor | None:
         """Those of the sets."""
-        masks = [part.unbounded() for part in self.sets]
+        return self._joined([part.unbounded() for part in self.sets])
+
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """Those of the sets."""
+        blocks = zip(self.sets, self._split(g), strict=True)
+        return self._joined([part.open_ended(block) for part, block in blocks])
+
+    def relaxation(self, x: Tensor, g: Tensor) -> Relaxation | None:
+        """The product of the sets' own, each plane in its own block; None where none has one."""
+        blocks = zip(self.sets, self._split(x), self._split(g), strict=True)
+        found = [part.relaxation(own, slope) for part, own, slope in blocks]
+        if all(each is None for each in found):
+            return None
+        sets = tuple(
+            part if each is None else each.constraint
+            for part, each in zip(self.sets, found, strict=True)
+        )
+        known = [each for each in found if each is not None]
+        ends = zip(found, [0, *accumulate(self._counts)], self._counts, strict=False)
+        n = x.shape[-1]
+        normals = tuple(
+            torch.nn.functional.pad(a.expand(*x.shape[:-1], count), (first, n - first - count))
+            for each, first, count in ends
+            if each is not None
+            for a in each.normals
+        )
+        multiplier = torch.cat([each.multiplier for each in known], -1)
+        excess = torch.cat([each.excess for each in known], -1)
+        return Relaxation(self.changed(sets=sets), normals, multiplier, excess)
+
+    def _joined(self, masks: Sequence[Tensor | None]) -> Tensor | None:
+        """Masks of the blocks as one, None where there is none."""
         if all(mask is None for mask in masks):
             return None
         device = next(mask.device for mask in masks if mask is not None)

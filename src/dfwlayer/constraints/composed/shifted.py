@@ -74,8 +74,12 @@ class Shifted(Built):
         """Those of S."""
         return self.constraint.unbounded()
 
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """Those of S."""
+        return self.constraint.open_ended(g)
+
     def vertex(self, g: Tensor) -> Tensor:
-        """c + the vertex of S, zero along unbounded coordinates."""
+        """c + the vertex of S, zero along open-ended coordinates."""
         return self.constraint.vertex(g) + self._bounded_centre(g)
 
     def lowest(self, g: Tensor) -> Tensor:
@@ -113,10 +117,10 @@ class Shifted(Built):
     def _centre(self, like: Tensor) -> Tensor:
         return as_entries(self.centre, like)
 
-    def _bounded_centre(self, like: Tensor) -> Tensor:
-        """c, zero along unbounded coordinates."""
-        unbounded, c = self.constraint.unbounded(), self._centre(like)
-        return c if unbounded is None else torch.where(unbounded, 0, c)
+    def _bounded_centre(self, g: Tensor) -> Tensor:
+        """c, zero along open-ended coordinates."""
+        endless, c = self.constraint.open_ended(g), self._centre(g)
+        return c if endless is None else torch.where(endless, 0, c)
 
 
 def round_towards(x: Tensor, c: Tensor, y: Tensor) -> Tensor:

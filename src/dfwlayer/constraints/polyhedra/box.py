@@ -1,4 +1,4 @@
-"""Bounds on every coordinate."""
+"""Bounds on every coordinate, each of which may be absent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import measured
-from dfwlayer.constraints.parameters import Value, as_entries, entries, fault, merged, tensor_of
+from dfwlayer.constraints.parameters import Value, as_entries, entries, fault, tensor_of
 from dfwlayer.constraints.polyhedra.knapsack import clipped
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import on_host
 from dfwlayer.solution import Status
 
-__all__ = ["Box"]
+__all__ = ["Box", "open_side"]
 
 
 @dataclass(frozen=True)
@@ -27,49 +26,41 @@ class Box(PolyhedralSet):
     """{x : l ≤ x ≤ u}.
 
     Args:
-        lower: l, a number, (n,) or (B, n).
-        upper: u ≥ l, likewise. A coordinate may have no bounds, −∞ and ∞, but not only one.
+        lower: l, a number, (n,) or (B, n), None for no bound; entries may be −∞.
+        upper: u ≥ l, likewise; entries may be ∞. ``Box(lower=0.0)`` is x ≥ 0.
 
     """
 
-    lower: Value = field(default=0.0, metadata=entries(infinite=True, grows=True))
-    upper: Value = field(default=1.0, metadata=entries(infinite=True, grows=True))
+    lower: Value | None = field(
+        default=None, metadata=entries(harmless=0.0, infinite=True, grows=True)
+    )
+    upper: Value | None = field(
+        default=None, metadata=entries(harmless=1.0, infinite=True, grows=True)
+    )
+
+    @property
+    def ends(self) -> tuple[Value, Value]:
+        """l and u, infinite for None."""
+        lower, upper = self.lower, self.upper
+        return -math.inf if lower is None else lower, math.inf if upper is None else upper
 
     def facets(self, like: Tensor) -> Facets:
-        return Facets(as_entries(self.lower, like), as_entries(self.upper, like))
+        lower, upper = (as_entries(end, like) for end in self.ends)
+        return Facets(lower, upper)
 
     def normal_form(self, n: int) -> Sequence[Flat]:
         """The bounds."""
-        return (Flat(n, self.lower, self.upper),)
-
-    def is_plain(self, like: Tensor) -> bool:
-        """And no bound without the other, as far as one can tell without waiting for a GPU."""
-        if not super().is_plain(like):
-            return False
-        return on_host(like, self.closed) is not False
-
-    def closed(self) -> bool:
-        """Whether no coordinate has a bound without the other."""
-        if self._numbers():
-            return True  # looked at when they were given
-        ends = (torch.as_tensor(end).isinf() for end in (self.lower, self.upper))
-        return not bool(torch.ne(*ends).any())
-
-    def _numbers(self) -> bool:
-        """Whether the bounds are numbers that may be bounds."""
-        low, high = self.lower, self.upper
-        if isinstance(low, Tensor) or isinstance(high, Tensor):
-            return False
-        ordered = low <= high and low < math.inf and high > -math.inf
-        return ordered and math.isinf(low) == math.isinf(high)
+        return (Flat(n, *self.ends),)
 
     def check_values(self) -> Tensor | None:
-        """lower ≤ upper, and no bound without the other."""
-        if self._numbers():
+        """lower ≤ upper, and neither of them infinite on the wrong side."""
+        low, high = self.ends
+        numbers = not isinstance(low, Tensor) and not isinstance(high, Tensor)
+        if numbers and low <= high and low < math.inf and high > -math.inf:
             return None
-        lower, upper = (torch.as_tensor(v).detach() for v in (self.lower, self.upper))
+        lower, upper = (torch.as_tensor(end).detach() for end in (low, high))
         room = upper - lower
-        empty = fault(
+        return fault(
             (~(room >= 0)).any(-1),  # −∞ − (−∞) and ∞ − ∞ are NaN
             Status.INFEASIBLE,
             lambda: (
@@ -77,37 +68,44 @@ class Box(PolyhedralSet):
                 f"{-float(room.amin()):g} above the upper one"
             ),
         )
-        alone = fault(
-            (torch.isinf(lower) != torch.isinf(upper)).any(-1),
-            Status.INVALID,
-            lambda: (
-                "lower, upper: expected both finite, or −inf and inf for a coordinate without "
-                "bounds, found one without the other; put a large number in place of infinity"
-            ),
-        )
-        return merged(empty, alone)
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to zero."""
         return self.project(torch.zeros_like(like))
 
     def unbounded(self) -> Tensor | None:
-        """The coordinates without bounds."""
+        """The coordinates without a bound on one side at least."""
         return self._unbounded
 
     @measured
     def _unbounded(self) -> Tensor | None:
-        mask = torch.isinf(tensor_of(self.lower).detach())
+        lower, upper = (tensor_of(end).detach() for end in self.ends)
+        mask = torch.isinf(lower) | torch.isinf(upper)
         return mask if bool(mask.any()) else None
+
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """Without a bound on the side of −g."""
+        if self._unbounded is None:
+            return None
+        lower, upper, *_ = self.facets(g)
+        return open_side(g, lower, upper)
 
     def vertex(self, g: Tensor) -> Tensor:
         """u where g < 0, l elsewhere."""
-        lower, upper = self._finite(g)
-        return torch.where(g.detach() < 0, upper, lower)
+        lower, upper, *_ = self.facets(g)
+        s = torch.where(g.detach() < 0, upper, lower)
+        return s if self._unbounded is None else torch.where(torch.isinf(s.detach()), 0, s)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
-        """l + (u − l) ∘ sigmoid((l − u) ∘ g / τ), the minimiser with the entropy of both sides."""
-        lower, upper = self._finite(g)
+        """l + (u − l) ∘ sigmoid((l − u) ∘ g / τ), the minimiser with the entropy of both sides.
+
+        The vertex where there are not two of them.
+        """
+        lower, upper, *_ = self.facets(g)
+        unbounded = self._unbounded
+        if unbounded is not None:
+            s = self.vertex(g)
+            lower, upper = torch.where(unbounded, s, lower), torch.where(unbounded, s, upper)
         way = upper - lower
         finfo = torch.finfo(g.dtype)
         scores = (way * g).clamp(-finfo.max / 4, finfo.max / 4)
@@ -134,7 +132,8 @@ class Box(PolyhedralSet):
 
     def stretched(self, factor: Tensor) -> Box:
         """The same with other bounds."""
-        return self.changed(lower=factor * self.lower, upper=factor * self.upper)
+        lower, upper = (as_entries(end, factor) for end in self.ends)
+        return self.changed(lower=factor * lower, upper=factor * upper)
 
     def diameter(self, n: int) -> Tensor:
         """‖u − l‖."""
@@ -142,10 +141,8 @@ class Box(PolyhedralSet):
         size: Tensor = torch.linalg.vector_norm(upper - lower, dim=-1)
         return size
 
-    def _finite(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The bounds, 0 where there are none."""
-        lower, upper, *_ = self.facets(g)
-        unbounded = self._unbounded
-        if unbounded is None:
-            return lower, upper
-        return torch.where(unbounded, 0, lower), torch.where(unbounded, 0, upper)
+
+def open_side(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Mask (..., n) of the coordinates that have no bound on the side of −g, or none at all."""
+    down, up = torch.isinf(lower), torch.isinf(upper)
+    return (down & up) | (down & (g > 0)) | (up & (g < 0))

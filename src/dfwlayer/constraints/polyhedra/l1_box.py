@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, check_tensors, flag_nonfinite
+from dfwlayer.constraints.base import measured
 from dfwlayer.constraints.parameters import (
     Value,
     as_column,
@@ -18,6 +20,7 @@ from dfwlayer.constraints.parameters import (
     merged,
     number,
 )
+from dfwlayer.constraints.polyhedra.box import Box, open_side
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
@@ -35,8 +38,8 @@ def project_l1_box(
     z: Tensor,  # (..., n)
     weight: Tensor | None,  # (n,) or (..., n), None for ones
     radius: Value,  # a number, () or (...)
-    lower: Value,  # a number or (n,) or (..., n), not positive
-    upper: Value,  # likewise, not negative
+    lower: Value | None,  # a number or (n,) or (..., n), None for no bound
+    upper: Value | None,  # likewise
 ) -> Tensor:
     """The point of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} nearest to z, differentiable in all of it.
 
@@ -89,25 +92,69 @@ def _project(facets: Facets, z: Tensor) -> Tensor:
     outside = weighted > radius
     if settled(~outside):
         return x
-    bound = torch.where(z < 0, -lower, upper)
+    inner = _Inner.of(facets)
+    lower, upper, weight, radius = inner.parts
+    y = z - inner.origin
+    bound = torch.where(y < 0, -lower, upper)
     # no coordinate can use more than the whole budget
     heavy = weight > 0
     alone = radius / torch.where(heavy, weight, 1)
     bound = torch.where(heavy & (bound > alone), alone, bound)
-    moved = Knapsack(z.abs(), weight, torch.zeros_like(radius), bound, radius).nearest()
-    return torch.where(outside, torch.copysign(moved, z), x)
+    # what has no weight is where it was
+    bound = torch.where(heavy | torch.isfinite(bound.detach()), bound, y.detach().abs() + 1)
+    moved = Knapsack(y.abs(), weight, torch.zeros_like(radius), bound, radius).nearest()
+    return torch.where(outside, inner.origin + torch.copysign(moved, y), x)
+
+
+class _Inner(NamedTuple):
+    """The set seen from the point m of the box next to 0: y = x − m has a box that contains 0.
+
+    As x has the sign of m wherever that is not zero, |x| = |m| + |y|, and Σ w|y| ≤ t − Σ w|m|.
+    """
+
+    origin: Tensor  # m (..., n)
+    parts: tuple[Tensor, Tensor, Tensor, Tensor]  # l − m ≤ 0, u − m ≥ 0, w and what is left of t
+
+    @classmethod
+    def of(cls, facets: Facets) -> _Inner:
+        lower, upper, weight, radius = _parts(facets)
+        beside = (lower > 0) | (upper < 0)
+        if settled(~beside):
+            return cls(torch.zeros_like(lower), (lower, upper, weight, radius))
+        m = clipped(torch.zeros_like(lower), lower, upper)
+        left = radius - (weight * m.abs()).sum(-1, keepdim=True).clamp_max(radius)
+        return cls(m, (lower - m, upper - m, weight, left))
 
 
 class L1BoxSet(PolyhedralSet):
-    """The geometry of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u} with l ≤ 0 ≤ u."""
+    """The geometry of {x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u}."""
 
     def start(self, like: Tensor) -> Tensor:
-        """Zero, which is inside."""
-        return torch.zeros_like(like)
+        """The point of the box next to zero, which is inside."""
+        lower, upper, *_ = self.facets(like).detach()
+        return clipped(torch.zeros_like(like), lower, upper)
+
+    def unbounded(self) -> Tensor | None:
+        """The coordinates without a weight, or of weight zero, that lack a bound."""
+        return self._unbounded
+
+    @measured
+    def _unbounded(self) -> Tensor | None:
+        lower, upper, weight, _ = _parts(self.facets(self.blank(1)).detach())
+        mask = (torch.isinf(lower) | torch.isinf(upper)) & (weight == 0)
+        return mask if bool(mask.any()) else None
+
+    def open_ended(self, g: Tensor) -> Tensor | None:
+        """Of those without a bound the ones that have none on the side of −g."""
+        if self._unbounded is None:
+            return None
+        lower, upper, weight, _ = _parts(self.facets(g))
+        return open_side(g, lower, upper) & (weight == 0)
 
     def vertex(self, g: Tensor) -> Tensor:
-        """Go to the bounds, in the order of |g|/w, until Σ w|x| = t."""
-        lower, upper, weight, radius = _parts(self.facets(g))
+        """Go from the point next to zero to the bounds, in the order of |g|/w, until Σ w|x| = t."""
+        inner = _Inner.of(self.facets(g))
+        lower, upper, weight, radius = inner.parts
         slope = g.detach()
         reach = torch.where(slope > 0, -lower, torch.where(slope < 0, upper, 0))
         heavy = weight > 0
@@ -122,24 +169,38 @@ class L1BoxSet(PolyhedralSet):
         price = torch.where(heavy, torch.minimum(cost * reach, radius), 0)
         spent = spend(radius, price, order)
         way = torch.where(spent < price, torch.minimum(spent / cost, alone), alone)
-        return -torch.sign(slope) * torch.where(heavy, way, reach)
+        s = inner.origin - torch.sign(slope) * torch.where(heavy, way, reach)
+        endless = self.open_ended(slope)
+        return s if endless is None else torch.where(endless, 0, s)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """argmin ⟨g, s⟩ + τ/2 ‖s/r‖² over the set, which is a projection; r is the largest reach.
 
         As far out as the projected point may be, double precision has digits left for the result.
+        The vertex along coordinates that lack a bound.
         """
         facets = self.facets(g).each(Tensor.double)
-        reach = _reach(*_parts(facets)).amax(-1, keepdim=True)
+        reach = _reach(*_parts(facets))
+        reach = torch.where(torch.isinf(reach), 0, reach).amax(-1, keepdim=True)
         far = soften(g, temperature, reach)
-        return _project(facets, far).to(g.dtype)
+        s = _project(facets, far).to(g.dtype)
+        unbounded = self._unbounded
+        return s if unbounded is None else torch.where(unbounded, self.vertex(g), s)
 
     def retract(self, x: Tensor) -> Tensor:
-        """x, moved to the bounds and scaled towards 0 where it is outside."""
-        lower, upper, weight, radius = _parts(self.facets(x).detach())
-        inner = clipped(x.detach(), lower, upper)
-        size = (weight.double() * inner.abs()).sum(-1)
-        return moved_to(x, scaled_into(inner, size, radius.squeeze(-1), weight > 0))
+        """x, moved to the bounds and scaled towards the point next to 0 where it is outside."""
+        facets = self.facets(x).detach()
+        lower, upper, weight, radius = _parts(facets)
+        near = clipped(x.detach(), lower, upper)
+        size = (weight.double() * near.abs()).sum(-1)
+        origin, (*_, left) = _Inner.of(facets.each(Tensor.double))
+        if settled(origin == 0):
+            return moved_to(x, scaled_into(near, size, radius.squeeze(-1), weight > 0))
+        left, own = left.squeeze(-1), origin.to(x.dtype)
+        y = scaled_into(near - own, size - radius.squeeze(-1).double() + left, left, weight > 0)
+        moved = clipped(own + y, lower, upper)
+        outside = (size > radius.squeeze(-1)).unsqueeze(-1)
+        return moved_to(x, torch.where(outside, moved, near))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `project_l1_box`."""
@@ -158,55 +219,63 @@ class L1BoxSet(PolyhedralSet):
 
 @dataclass(frozen=True)
 class L1Box(L1BoxSet):
-    """{x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u}, with l ≤ 0 ≤ u.
+    """{x : Σ w_i |x_i| ≤ t, l ≤ x ≤ u}.
 
     Args:
-        radius: t ≥ 0, a number, a 0-d tensor or (B,).
+        radius: t ≥ 0, a number, a 0-d tensor or (B,); no less than Σ w|x| at the point of the box
+            next to 0.
         weight: w, a number, (n,) or (B, n), None for ones. Only |w| matters; a coordinate whose
             weight is zero is bounded by the box alone.
-        lower: l ≤ 0, a number, (n,) or (B, n); −∞ for no bound, where the weight is not zero.
-        upper: u ≥ 0, likewise.
+        lower: l, a number, (n,) or (B, n), None for no bound; entries may be −∞.
+        upper: u ≥ l, likewise; entries may be ∞.
 
     """
 
     radius: Value = field(default=1.0, metadata=number(least=0, grows=True))
     weight: Value | None = field(default=None, metadata=entries())
-    lower: Value = field(
-        default=-1.0,
-        metadata=entries(most=0, hint="the set has to contain 0", infinite=True, grows=True),
+    lower: Value | None = field(
+        default=-1.0, metadata=entries(optional=True, infinite=True, grows=True)
     )
-    upper: Value = field(
-        default=1.0,
-        metadata=entries(least=0, hint="the set has to contain 0", infinite=True, grows=True),
+    upper: Value | None = field(
+        default=1.0, metadata=entries(optional=True, infinite=True, grows=True)
     )
 
     def facets(self, like: Tensor) -> Facets:
         weight = as_entries(1.0 if self.weight is None else self.weight, like)
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
         radius = as_column(self.radius, like)
-        return Facets(as_entries(self.lower, like), as_entries(self.upper, like), size, radius)
+        lower, upper = (as_entries(end, like) for end in self._box.ends)
+        return Facets(lower, upper, size, radius)
 
     def normal_form(self, n: int) -> Sequence[Flat]:
         """All of it."""
         weight = 1.0 if self.weight is None else self.weight
-        return (Flat(n, self.lower, self.upper, weight, total(self.radius)),)
+        return (Flat(n, *self._box.ends, weight, total(self.radius)),)
+
+    @property
+    def _box(self) -> Box:
+        return Box().changed(lower=self.lower, upper=self.upper)
 
     def check_values(self) -> Tensor | None:
-        """A bound for every coordinate."""
-        if self.weight is None:
-            return None
-        lower, upper, weight = (
-            torch.as_tensor(v).detach() for v in (self.lower, self.upper, self.weight)
-        )
-        endless = torch.isinf(lower) | torch.isinf(upper)
-        return fault(
-            (endless & (weight == 0)).any(-1),
-            Status.INVALID,
+        """A box that is not empty, and a radius that reaches it."""
+        empty = self._box.check_values()
+        if not self.bound and not any(t.dim() for t in self.tensors().values()):
+            return empty  # for how many entries is not known yet
+        sound = self if empty is None else self.replace_rows(empty != 0)
+        lower, upper, weight, radius = _parts(sound.facets(sound.blank(1)).detach())
+        nearest = clipped(torch.zeros_like(lower), lower, upper)
+        least = (weight * nearest.abs()).expand(common_shape(*map(_shape, (weight, lower, upper))))
+        radius, least = radius.squeeze(-1).double(), least.double().sum(-1)
+        rounding = 4 * torch.finfo(weight.dtype).eps * least
+        missed = fault(
+            least - rounding > radius,
+            Status.INFEASIBLE,
             lambda: (
-                "weight: expected no zero where lower or upper is infinite, as nothing would bound "
-                "that coordinate; give it a weight or bounds"
+                f"radius: expected numbers ≥ {float(least.amin()):g}, Σ w|x| at the point of the "
+                f"box next to 0, found {float(radius.amin()):g}"
             ),
         )
+        return merged(empty, missed)
 
 
 def _parts(facets: Facets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -221,3 +290,7 @@ def _reach(lower: Tensor, upper: Tensor, weight: Tensor, radius: Tensor) -> Tens
     heavy = weight > 0
     alone = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
     return torch.minimum(torch.maximum(upper, -lower), alone)
+
+
+def _shape(v: Tensor) -> tuple[int, ...]:
+    return tuple(v.shape)

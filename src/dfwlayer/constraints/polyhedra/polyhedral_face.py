@@ -247,7 +247,7 @@ def _beside(slope: Tensor, equations: list[Tensor], room: Tensor) -> Tensor:
     """The part of a slope that is no combination of the equations' where coordinates have room."""
     if not equations:
         return slope
-    share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(room.dtype).tiny)
+    share = _share(room)
     a = torch.stack(equations, -2)
     spread = a * share.unsqueeze(-2)
     inverse = torch.linalg.pinv(spread @ a.mT, hermitian=True)
@@ -258,9 +258,16 @@ def _beside(slope: Tensor, equations: list[Tensor], room: Tensor) -> Tensor:
     return torch.where(own.abs() > least, own, 0)
 
 
+def _share(room: Tensor) -> Tensor:
+    """Room relative to the most, 1 where there is no end of it."""
+    endless = torch.isinf(room)
+    most = torch.where(endless, 0, room).amax(-1, keepdim=True)
+    return torch.where(endless, 1, room / most.clamp_min(torch.finfo(room.dtype).tiny))
+
+
 def _gauge(slope: Tensor, room: Tensor) -> Tensor:
     """The vector v along which λ = −⟨g, v⟩ is found where coordinates have room: ⟨slope, v⟩ = 1."""
-    share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(room.dtype).tiny)
+    share = _share(room)
     unit = or_one(slope.abs().amax(-1, keepdim=True))
     along = slope / unit
     width = (share * along * along).sum(-1, keepdim=True)
@@ -292,7 +299,7 @@ def _multipliers(
         return g[..., :0]
     # a coordinate that is about to be held says little of λ, and nothing if all but rounding is
     room = torch.where(room > 64 * torch.finfo(g.dtype).eps * near.largest, room, 0)
-    share = room / room.amax(-1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
+    share = _share(room)
     if len(slopes) > 1:
         a = torch.stack(slopes, -2)
         spread = a * share.unsqueeze(-2)

@@ -201,7 +201,7 @@ class Search:
         used = np.cumsum((room * slope)[order])
         last = min(int(np.searchsorted(used, rest)), len(order) - 1)
         x[:] = low
-        x[order[:last]] = high[order[:last]]
+        x[order[:last]] = np.where(np.isinf(high), low + room, high)[order[:last]]
         before = used[last - 1] if last else 0.0
         one = order[last]
         x[one] = min(low[one] + (rest - before) / slope[one], high[one])
@@ -333,8 +333,31 @@ class Search:
 
     def _certify(self, rows: Array) -> None:
         """The gap of the problems of a mask."""
-        given = self.g, self.x, self.multipliers, rows, self.values[1]
-        self._spread(outside.certify, self.blocks, *given)
+        given, gap = (self.blocks, self.g, self.x, self.multipliers), self.values[1]
+        self._spread(outside.certify, *given, rows, self.places, self.g[:0], gap)
+        endless = rows & np.isinf(gap)
+        if endless.any():  # free coordinates lack a bound
+            shift, change = self._minimised_out(endless)
+            self._spread(outside.certify, *given, endless, self.places, change, gap)
+            gap[endless] += shift[endless]
+
+    def _minimised_out(self, rows: Array) -> tuple[Array, Array]:
+        """½⟨r, u⟩ (B,) and H u (B, n), with H u = r on the free coordinates.
+
+        r is the slope of the Lagrangian there.
+        """
+        pool = self.columns.pool
+        shift, u = np.zeros(len(self.x)), np.zeros((len(self.x), len(pool.index)))
+        for b in np.flatnonzero(rows):
+            free = np.flatnonzero(self.places[b, pool.index] == place.FREE)
+            at = pool.index[free]
+            r, body = self.g[b, at], self.bodies[b if len(self.bodies) > 1 else 0]
+            for row in range(table.ROWS, len(body)):
+                side = np.sign(self.x[b, at]) if body[row, table.KIND] == table.BUDGET else 1.0
+                r = r + self.multipliers[b, row] * body[row, at] * side
+            u[b, free] = np.linalg.lstsq(pool.hessian[np.ix_(free, free)], r, rcond=None)[0]
+            shift[b] = 0.5 * r @ u[b, free]
+        return shift, self.columns.product(u)
 
     def _next(self, wrong: Array) -> Array:
         """Coordinates to join the pool; none where others should look."""

@@ -6,11 +6,19 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE
-from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, summing
+from dfwlayer.engines.compiled.kernels.dense import (
+    add,
+    backward,
+    fill,
+    forward,
+    kernel,
+    product,
+    summing,
+)
 from dfwlayer.engines.compiled.kernels.faces import slope
 from dfwlayer.engines.compiled.kernels.numbers import rounded
 
-__all__ = ["gap_of", "settle", "total_of"]
+__all__ = ["gap_beside", "gap_of", "relaxed_gap", "settle", "total_of"]
 
 
 @kernel
@@ -167,10 +175,11 @@ def _bounded_multipliers(body, blocks, g, multipliers):
 
 
 @summing
-def _lagrangian(low, high, x, r, hold):
+def _lagrangian(low, high, x, r, hold, round_):
     """Σ of r_i (x_i − s_i) + h_i (|x_i| − |s_i|) with the best s between bounds, and of |r_i x_i|.
 
-    The best s is at a bound, or at zero or the point next to it.
+    The best s is at a bound, or at zero or the point next to it. Where there is none, as the bound
+    is absent, what ½ s² adds to it has a minimum, ½ r_i² below, if f is ``round_``.
     """
     gap = terms = endless = 0.0
     for i in range(len(x)):
@@ -179,21 +188,23 @@ def _lagrangian(low, high, x, r, hold):
         s = least if slope > 0 else most
         s = zero if abs(slope) <= h else s
         s = at if (slope == 0) & (h == 0) else s
-        endless += 0.0 if abs(s) < np.inf else 1.0
+        missing = abs(s) == np.inf
+        away = missing & round_ & (h == 0)
+        s = at if away else s
+        endless += 1.0 if missing & (not away) else 0.0
         term = slope * (at - s) + h * (abs(at) - abs(s))
+        term = 0.5 * slope * slope if away else term
         gap += term if term > 0 else 0.0
         terms += abs(slope * at)
     return (np.inf if endless > 0 else gap), terms
 
 
 @kernel
-def gap_of(body, blocks, x, g, multipliers, hold):
-    """A bound of f(x) − f* by Lagrangian duality: valid for any multipliers, tight for the right.
+def _reduced(body, x, g, multipliers, hold):
+    """g + Σ λ_j a_j of the equations in the place of g, Σ λ_j w of the budgets in ``hold``.
 
-    ⟨g, x⟩ + Σ λ_j t_j − min over the bounds of ⟨g, s⟩ + Σ λ_j h_j(s), term by term, so that
-    nothing cancels. The slopes of that take the place of g; ``hold`` (n,) is scratch.
+    Returns what the rows themselves add to the gap.
     """
-    _bounded_multipliers(body, blocks, g, multipliers)
     fill(0.0, hold)
     rows = 0.0
     for row in range(table.ROWS, len(body)):
@@ -202,5 +213,65 @@ def gap_of(body, blocks, x, g, multipliers, hold):
         budget = body[row, table.KIND] == table.BUDGET
         rows += rest if budget else abs(rest)
         add(hold if budget else g, multipliers[row], body[row], len(x))
-    gap, terms = _lagrangian(body[table.LOWER], body[table.UPPER], x, g, hold)
+    return rows
+
+
+@kernel
+def gap_of(body, blocks, x, g, multipliers, hold, round_):
+    """A bound of f(x) − f* by Lagrangian duality: valid for any multipliers, tight for the right.
+
+    ⟨g, x⟩ + Σ λ_j t_j − min over the bounds of ⟨g, s⟩ + Σ λ_j h_j(s), term by term, so that
+    nothing cancels. The slopes of that take the place of g; ``hold`` (n,) is scratch. Infinite
+    where a bound is absent, unless f is ``round_``: with the identity for a Hessian.
+    """
+    _bounded_multipliers(body, blocks, g, multipliers)
+    rows = _reduced(body, x, g, multipliers, hold)
+    gap, terms = _lagrangian(body[table.LOWER], body[table.UPPER], x, g, hold, round_)
     return max(gap + rows, 0.0) + DOUBLE * terms
+
+
+@kernel
+def relaxed_gap(P, body, x, g, multipliers, places, sides, L, hold, u, change):
+    """The same without the bounds of the coordinates that are free, which makes the set larger.
+
+    f is minimised over them: with r the slope of the Lagrangian there and L Lᵀ = P, it falls by
+    ½⟨r, u⟩ with P u = r, and the slope along the others changes by −P u. Finite if those that lack
+    a bound are held by the other one. ``hold``, ``u`` and ``change`` (n,) are scratch.
+    """
+    n, free, shift = len(x), 0, 0.0
+    rows = _reduced(body, x, g, multipliers, hold)
+    for i in range(n):
+        if places[i] == place.FREE:
+            change[free] = u[free] = g[i] + hold[i] * sides[i]
+            free += 1
+    if len(P) > 0:
+        forward(L, u, free)
+        backward(L, u, free)
+    for a in range(free):
+        shift += 0.5 * change[a] * u[a]
+    for i in range(n - 1, -1, -1):  # each to its own place, from behind
+        if places[i] == place.FREE:
+            free -= 1
+            u[i] = u[free]
+        else:
+            u[i] = 0.0
+    product(P, u, change)
+    return shift + _closed_gap(body, x, g, hold, rows, places, change)
+
+
+@kernel
+def _closed_gap(body, x, g, hold, rows, places, change):
+    """The gap where free coordinates were minimised out, after which the slope is g − change."""
+    for i in range(len(x)):
+        inside = places[i] == place.FREE
+        g[i] = 0.0 if inside else g[i] - change[i]
+        hold[i] = 0.0 if inside else hold[i]
+    gap, terms = _lagrangian(body[table.LOWER], body[table.UPPER], x, g, hold, False)
+    return max(gap + rows, 0.0) + DOUBLE * terms
+
+
+@kernel
+def gap_beside(body, x, g, multipliers, places, hold, change):
+    """The same as `relaxed_gap` for a change P u that is known, without ½⟨r, u⟩."""
+    rows = _reduced(body, x, g, multipliers, hold)
+    return _closed_gap(body, x, g, hold, rows, places, change)

@@ -195,7 +195,7 @@ def _on_disk(stamp):
             total = _value(point, z, g)
             if k > table.ROWS:
                 guess[table.ROWS] = at
-            gap = gap_of(body, blocks, point, g, guess, z)
+            gap = gap_of(body, blocks, point, g, guess, z, True)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
-from dfwlayer.engines.compiled.kernels.certificate import gap_of
+from dfwlayer.engines.compiled.kernels.certificate import gap_beside, gap_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, summing
 from dfwlayer.engines.compiled.kernels.exchange import side_of
@@ -147,9 +147,11 @@ def _on_disk(stamp):
         x,  # (B, n)
         multipliers,  # (B, k)
         todo,  # (B,), which problems are asked for
+        places,  # (B, n)
+        change,  # (B, n), of g where free coordinates are minimised out, or (0, n)
         gap,  # (B,), where the results go
     ):
-        """Bounds of f(x) − f*, see `gap_of`."""
+        """Bounds of f(x) − f*, see `gap_of` and `gap_beside`."""
         _ = stamp
         n = g.shape[1]
         guess, slopes, scratch = np.empty(bodies.shape[1]), np.empty(n), np.empty(n)
@@ -157,7 +159,11 @@ def _on_disk(stamp):
             if todo[b]:
                 copy(multipliers[b], guess)
                 copy(g[b], slopes)
-                gap[b] = gap_of(bodies[own(b, bodies)], blocks, x[b], slopes, guess, scratch)
+                body = bodies[own(b, bodies)]
+                if len(change) > 0:
+                    gap[b] = gap_beside(body, x[b], slopes, guess, places[b], scratch, change[b])
+                else:
+                    gap[b] = gap_of(body, blocks, x[b], slopes, guess, scratch, False)
 
     @entry
     def correlate(

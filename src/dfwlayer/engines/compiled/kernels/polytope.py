@@ -249,6 +249,8 @@ def sound(body, blocks):
     for i in range(n):
         if not body[table.LOWER, i] <= body[table.UPPER, i]:
             return False
+        if body[table.LOWER, i] == np.inf or body[table.UPPER, i] == -np.inf:
+            return False
         low, high = abs(body[table.LOWER, i]), abs(body[table.UPPER, i])
         if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
             return False
@@ -260,11 +262,6 @@ def sound(body, blocks):
             low, high = body[table.LOWER, i], body[table.UPPER, i]
             budget = row < last and body[row, table.KIND] == table.BUDGET
             if budget and (low > 0 or high < 0):
-                return False
-            open_ended = low == -np.inf or high == np.inf
-            if open_ended and (row == last or (budget and body[row, i] == 0)):
-                return False  # nothing else bounds it
-            if low == -np.inf and high == np.inf and not budget:
                 return False
     for row in range(table.ROWS, len(body)):
         budget = body[row, table.KIND] == table.BUDGET

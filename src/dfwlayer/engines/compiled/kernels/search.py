@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle
+from dfwlayer.engines.compiled.kernels.certificate import gap_of, relaxed_gap, settle
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
@@ -38,6 +38,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     SIDES,
     WAY,
     X,
+    Y,
     Z,
     prepare,
     slope,
@@ -133,7 +134,11 @@ def _on_disk(stamp):
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(forces, guess)
-            gap = gap_of(body, blocks, point, g, guess, work[WAY])
+            gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
+            if gap == np.inf:  # the bound of a coordinate is absent
+                value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+                scratch = work[WAY], work[Y], work[PY]
+                gap = relaxed_gap(own_P, body, point, g, forces, where, work[SIDES], L, *scratch)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue

@@ -67,6 +67,7 @@ def _fit(
     infinite = float("inf")
     below, above = tl.abs(low), tl.abs(high)
     sound = (tl.abs(q) < LARGEST) & (tl.abs(x) < LARGEST) & (low <= high)
+    sound = sound & (low < infinite) & (high > -infinite)
     sound = sound & ((below < LARGEST) | (below == infinite)) & ((below == 0) | (below > SMALLEST))
     sound = sound & ((above < LARGEST) | (above == infinite)) & ((above == 0) | (above > SMALLEST))
     open_ended = (low == -infinite) | (high == infinite)
