@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.region import Region
 from dfwlayer.methods.base import Problem
-from dfwlayer.methods.interior_point import interior_point
+from dfwlayer.methods.interior_point import ITERATIONS, interior_point
 from dfwlayer.methods.region_face import on_face
 from dfwlayer.objectives.model import Model
 
