@@ -16,6 +16,7 @@ from dfwlayer.solution import Status
 __all__ = ["InteriorPoint"]
 
 SHORTEST = 2.0**-40  # step of a line search
+FEASIBLE = 1e-11  # what rows may be missed by, relative to their terms, of a problem that is solved
 ENOUGH = 1e-4  # of the decrease that a model promises
 
 
@@ -166,6 +167,7 @@ def _outcome(
     )
     open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
+    proven = proven & (found.missed <= FEASIBLE)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
     terms = slope.abs().amax(-1) + program.absolute().bent(at.abs()).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms

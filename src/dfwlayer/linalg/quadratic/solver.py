@@ -16,6 +16,7 @@ from dfwlayer.linalg.quadratic.units import in_units
 __all__ = ["Answer", "duality_gap", "minimise"]
 
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
+NEAR = 1e-6  # of a solution: residuals and gap, relative
 
 
 class Answer(NamedTuple):
@@ -29,10 +30,18 @@ class Answer(NamedTuple):
     empty: Tensor  # (B,), no point is feasible
     endless: Tensor  # (B,), f falls for ever
     steps: Tensor  # (B,)
+    missed: Tensor  # (B,), the largest amount by which x misses a row, relative to its terms
 
 
 def minimise(program: Program | Thin) -> Answer:
     """Solve B programs, each of which may have a solution, no feasible point, or no least value."""
+    answer, off = _attempt(program)
+    doubtful = ~(answer.exact | answer.empty | answer.endless) & ~(off <= NEAR)
+    return _somewhere(program, _decided(program, answer, doubtful))
+
+
+def _attempt(program: Program | Thin) -> tuple[Answer, Tensor]:
+    """What interior-point steps and the face say, and how far their end is from a solution (B,)."""
     fixed = program.lower >= program.upper
     crossed = (program.lower > program.upper).any(-1)
     single = fixed & ~crossed.unsqueeze(-1)
@@ -62,10 +71,36 @@ def minimise(program: Program | Thin) -> Answer:
         )
     # a bound is met to the last bit, and what is not held stays within
     x = torch.minimum(torch.maximum(x, program.lower), program.upper)
-    answer = Answer(x, nu, z, active, corner.exact, found.empty, found.endless, found.steps)
+    none = found.empty, found.endless
+    missed = _missed(program, x)
+    answer = Answer(x, nu, z, active, corner.exact, *none, found.steps, missed)
     if bool(crossed.any()):
         answer = _crossed(program, answer, crossed)
-    return _somewhere(program, answer)
+    return answer, found.off
+
+
+def _decided(program: Program | Thin, answer: Answer, doubtful: Tensor) -> Answer:
+    """Whether problems that did not come near a solution have none, by two programs that have.
+
+    The point next to zero exists if any is feasible, and is found, or a proof that none is. The
+    projection of −q onto the directions in which no row ends and f does not bend is zero if f does
+    not fall for ever.
+    """
+    if not bool(doubtful.any()):
+        return answer
+    index = doubtful.nonzero().squeeze(-1)
+    part = program.some(index)
+    near, _ = _attempt(part.towards_zero())
+    way, _ = _attempt(part.cone())
+    size = part.q.abs().amax(-1)
+    falls = way.exact & (way.x.abs().amax(-1) > NEAR * size) & ~near.empty
+    empty = near.empty.unsqueeze(-1)
+    return answer._replace(
+        nu=answer.nu.index_copy(0, index, torch.where(empty, near.nu, answer.nu[index])),
+        z=answer.z.index_copy(0, index, torch.where(empty, near.z, answer.z[index])),
+        empty=answer.empty.index_copy(0, index, near.empty),
+        endless=answer.endless.index_copy(0, index, falls),
+    )
 
 
 def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Tensor) -> Tensor:
@@ -81,12 +116,14 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     absolute = program.absolute()
     rest = gradient + program.pulled(answer.nu) + program.gathered(rows)
     terms = gradient.abs() + absolute.pulled(answer.nu.abs())
-    terms = terms + absolute.gathered(rows) + absolute.bent(x.abs())
+    largest = x.abs().amax(-1, keepdim=True)  # whose rounding all entries have
+    terms = terms + absolute.gathered(rows) + absolute.bent(largest.expand_as(x))
     held = torch.isfinite(program.h)
     slack = torch.where(held, program.h - program.across(x)[:, :m], 0)
     gap = (z * slack).sum(-1) + (answer.nu * (program.b - program.along(x))).sum(-1)
     gone = torch.zeros_like(rest, dtype=torch.bool)
     pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
+    blur = fall
     for _ in range(5):
         endless = ((pushed > 0) & (program.lower == -torch.inf)) | (
             (pushed < 0) & (program.upper == torch.inf)
@@ -98,12 +135,28 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
         fall = 0.5 * (rest * u).sum(-1)
         pushed = rest - program.bent(u)
         left = torch.where(gone, pushed, 0).abs()
+        blur = (left * largest).sum(-1)
         flat = (left > NOISE * terms.amax(-1, keepdim=True)).any(-1)
         pushed = torch.where(gone, 0, pushed)
     end = torch.where(pushed > 0, program.lower, program.upper)
     along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
-    gap = (gap + fall + along).clamp_min(0)
+    gap = (gap + fall + along).clamp_min(0) + blur
     return torch.where(flat | torch.isnan(gap), torch.inf, gap)
+
+
+def _missed(program: Program | Thin, x: Tensor) -> Tensor:
+    absolute, size = program.absolute(), x.abs()
+    largest = size.amax(-1, keepdim=True).clamp_min(1e-300)
+    beside = (program.along(x) - program.b).abs() / (
+        absolute.along(size) + program.b.abs() + largest
+    )
+    limits = program.limits
+    held = torch.isfinite(limits)
+    limits = torch.where(held, limits, 0)
+    over = torch.where(held, program.across(x) - limits, 0)
+    over = over / (absolute.across(size).abs() + limits.abs() + largest)
+    worst: Tensor = torch.cat((beside, over), -1).amax(-1).clamp_min(0)
+    return worst
 
 
 def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer:
@@ -125,9 +178,10 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     if not bool(answer.endless.any()):
         return answer
     index = answer.endless.nonzero().squeeze(-1)
-    near = minimise(program.some(index).towards_zero())
+    near, _ = _attempt(program.some(index).towards_zero())
     return answer._replace(
         x=answer.x.index_copy(0, index, near.x),
+        missed=answer.missed.index_copy(0, index, near.missed),
         empty=answer.empty.index_copy(0, index, near.empty),
         endless=answer.endless.index_copy(0, index, ~near.empty),
     )

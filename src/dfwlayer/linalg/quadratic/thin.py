@@ -156,6 +156,19 @@ class Thin:
         eye = _sparse().eye(self.P.shape[0], format="csr")
         return replace(self, P=eye, q=torch.zeros_like(self.q))
 
+    def cone(self) -> Thin:
+        n = self.P.shape[0]
+        return Thin(
+            _sparse().eye(n, format="csr"),
+            self.G,
+            _sparse().vstack((self.P, self.A)).tocsr(),
+            self.q,
+            torch.where(torch.isfinite(self.h), 0.0, torch.inf).double(),
+            self.q.new_zeros(1, n + self.A.shape[0]),
+            torch.where(torch.isfinite(self.lower), 0.0, -torch.inf).double(),
+            torch.where(torch.isfinite(self.upper), 0.0, torch.inf).double(),
+        )
+
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:
         bend = self.P.diagonal()
         index = np.flatnonzero(free[0].numpy() & (bend > 1e-16 * bend.max(initial=0)))
