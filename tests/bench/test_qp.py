@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("typer")
-scipy_io = pytest.importorskip("scipy.io")
+pytest.importorskip("scipy")
 
+import scipy.io
 import scipy.sparse
 from typer.testing import CliRunner
 
@@ -30,7 +31,7 @@ def collection(tmp_path):
     # HS35MOD: x2 = 0.5 is fixed, x1 + x2 + 2 x3 ≤ 3
     P = np.array([[4.0, 2, 2], [2, 4, 0], [2, 0, 2]])
     rows = np.concatenate(([[1.0, 1, 2]], np.eye(3)))
-    scipy_io.savemat(
+    scipy.io.savemat(
         folder / "TINY.mat",
         {
             "P": scipy.sparse.csc_matrix(P),

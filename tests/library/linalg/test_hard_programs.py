@@ -32,7 +32,10 @@ def solve(P, q, **rows):
 
 def random_rows(n, m, seed):
     gen = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)  # noqa: E731
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
     G, x = draw(m, n), draw(n)
     half = draw(n, n)
     return half @ half.mT + torch.eye(n), draw(n), G, G @ x + draw(m).abs()
@@ -153,6 +156,7 @@ def test_sparse_programs_without_a_solution(seed):
     open_ended = given._replace(
         P=torch.zeros_like(given.P),
         lower=torch.full_like(given.lower, -math.inf),
+        upper=given.upper.clamp_min(0.5),  # zero is a point
         q=torch.cat((torch.ones(1, 1, dtype=torch.float64), given.q[:, 1:] * 0), -1),
         G=given.G[:, :0],
         h=given.h[:, :0],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from impossible import FAMILIES
 
 import dfwlayer
 from dfwlayer.linalg.quadratic import Program, minimise
 from dfwlayer.solution import Status
+from impossible import FAMILIES
 
 
 def batch(name, n, count, seed):

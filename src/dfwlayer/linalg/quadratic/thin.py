@@ -213,7 +213,8 @@ class ThinSystem:
         below = torch.full((k,), -ridge, dtype=own.dtype)
         diagonal = torch.cat((own, below, rows)).numpy()
         # a unit diagonal for the rows, whose numbers differ most
-        self.unit = np.concatenate((1 / np.sqrt(own), np.ones(k), 1 / np.sqrt(-rows)))
+        units = (own.rsqrt(), torch.ones_like(below), (-rows).rsqrt())
+        self.unit = torch.cat(units).numpy()
         scale = _sparse().diags(self.unit)
         matrix = program.bordered + _sparse().diags(diagonal)
         self.factor = _factor((scale @ matrix @ scale).tocsc(), pivot)
