@@ -22,6 +22,7 @@ class Minimum(ABC):
     empty: Tensor  # (B,), the set has no point, which is proven
     endless: Tensor  # (B,), f falls for ever
     steps: Tensor  # (B,)
+    missed: Tensor  # (B,), by how much x is outside, relative to the terms of what it misses
 
     @abstractmethod
     def gap(self, x: Tensor, gradient: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dfwlayer.solution import Status
 __all__ = ["SequentialQP"]
 
 SHORTEST = 2.0**-40  # step of a line search
+FEASIBLE = 1e-11  # what rows may be missed by, relative to their terms, of a solved problem
 ENOUGH = 1e-4  # of the decrease that a model promises
 FLOOR = int(Status.ROUNDING_FLOOR)
 
@@ -160,7 +161,7 @@ def _outcome(
     gap = found.gap(at, slope)
     gap = torch.where((status == Status.NOT_CONVEX) | found.empty | found.endless, torch.inf, gap)
     least = value.double().reshape(-1).abs().clamp_min(torch.finfo(x.dtype).tiny)
-    proven = gap <= settings.tol * least
+    proven = (gap <= settings.tol * least) & (found.missed <= FEASIBLE)
     open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)

@@ -198,8 +198,19 @@ class Intersection(Constraint):
         """See `dfwlayer.constraints.composed.meeting`."""
         n = like.shape[-1]
         found = meet(self._wide(), P.reshape(-1, n, n), q, most)
+        lost = ~(found.exact | found.empty)
+        if bool(lost.any()):  # a point of all sets is what is left to ask for
+            eye = torch.eye(n, dtype=q.dtype, device=q.device).unsqueeze(0)
+            near = meet(self._wide(), eye, -found.x, LONG)
+            found = found._replace(
+                x=torch.where((lost & near.exact).unsqueeze(-1), near.x, found.x),
+                empty=found.empty | (lost & near.empty),
+            )
         none = torch.zeros_like(found.empty)
-        return _Minimum(found.x, found.exact, found.empty, none, found.steps, self, found)
+        size = found.x.abs().amax(-1) + 1e-300
+        missed = reduce(torch.maximum, [part.violation(found.x) for part in self._wide()]) / size
+        known = found.x, found.exact, found.empty, none, found.steps, missed
+        return _Minimum(*known, self, found)
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> StackedFace:
         """The faces of all sets, given the forces of which −g is the sum.

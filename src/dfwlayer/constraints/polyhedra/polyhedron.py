@@ -255,7 +255,7 @@ class Polyhedron(Constraint):
         n = like.shape[-1]
         program = thinned(self.linear(like)._replace(P=P.reshape(-1, n, n), q=q))
         found = minimise(program, most)
-        known = found.x, found.exact, found.empty, found.endless, found.steps
+        known = found.x, found.exact, found.empty, found.endless, found.steps, found.missed
         return _Minimum(*known, self, program, found)
 
     def _excess(self, x: Tensor, rounding: float = 1.0) -> Tensor:

@@ -15,6 +15,7 @@ from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 __all__ = ["Corner", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
+NEAR = 1e-3  # of a solution: residuals and gap of interior-point steps, relative
 CORRECTIONS = 3  # each with what the one before has left
 LEAST = 1e-300  # what is divided by
 DOUBT = 1e-8  # of f, beyond which rows that hold x have slack
@@ -43,21 +44,25 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
     none = torch.zeros_like(found.empty)
     start = Corner(found.x, found.nu, torch.where(held, found.z, 0), active, none)
     best, least = start, _judged(program, start, held).off
-    going = (torch.isfinite(found.off) & ~(found.empty | found.endless)).nonzero().squeeze(-1)
+    near = (found.off <= NEAR) & ~(found.empty | found.endless)  # others have no face yet
+    going = near.nonzero().squeeze(-1)
     for _ in range(ROUNDS):
         if not len(going):
             break
         part = program.some(going)
         at = _moved(part, Corner(*(one[going] for one in start)), active[going])
         verdict = _judged(part, at, held[going])
-        better = verdict.exact | (verdict.off < least[going])
+        # relative to a point far out everything would be small
+        size = start.x[going].abs().amax(-1) + 1
+        beside = (at.x - start.x[going]).abs().amax(-1) <= size
+        at = at._replace(exact=verdict.exact & beside)
+        better = beside & (verdict.exact | (verdict.off < least[going]))
         index = going[better]
-        at = at._replace(exact=verdict.exact)
         best = Corner(
             *(old.index_copy(0, index, new[better]) for new, old in zip(at, best, strict=True))
         )
         least = least.index_copy(0, index, verdict.off[better])
-        open_ended = ~verdict.exact & (verdict.wanted != active[going]).any(-1)
+        open_ended = ~at.exact & (verdict.wanted != active[going]).any(-1)
         active = active.index_copy(0, going, verdict.wanted)
         going = going[open_ended]
     return best
@@ -142,10 +147,11 @@ def _judged(program: Program | Thin, at: Corner, held: Tensor) -> _Verdict:
     size = z.abs()
     terms = flat.gradient(x.abs()) + flat.pulled(nu.abs())
     terms = terms + flat.gathered(torch.cat((size[:, : m + n], -size[:, m + n :]), -1))
-    terms = terms.amax(-1, keepdim=True).clamp_min(LEAST)
+    largest = x.abs().amax(-1, keepdim=True)  # whose rounding all entries have
+    terms = (terms + flat.bent(largest.expand_as(x))).amax(-1, keepdim=True).clamp_min(LEAST)
+    largest = largest.clamp_min(LEAST)
     slope = program.gradient(x) + program.pulled(nu) + program.gathered(z)
     missed = (program.along(x) - program.b).abs()
-    largest = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)  # whose rounding all entries have
     about = flat.along(x.abs()) + program.b.abs() + largest
     limits = torch.where(held, program.limits, 0)
     over = torch.where(held, program.across(x) - limits, 0)

@@ -24,7 +24,7 @@ __all__ = ["Interior", "interior"]
 
 STEPS = 100
 ENOUGH = 1e-12  # residuals and gap, relative, that leave no doubt about the face
-PROVEN = 1e-9  # what a proof may be off by, relative to what it proves
+PROVEN = 1e-8  # what a proof may be off by, relative to what it proves
 BOUNDARY = 0.99  # of the way to where a number would be zero
 LEAST = 1e-13  # of steps; below nothing moves any more
 ROUGH = 1e-2  # the same for a start, which need not solve anything

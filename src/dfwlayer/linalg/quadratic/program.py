@@ -102,6 +102,22 @@ class Program(NamedTuple):
         eye = torch.eye(self.q.shape[-1], dtype=self.q.dtype, device=self.q.device)
         return self._replace(P=eye.unsqueeze(0), q=-point)
 
+    def cone(self) -> Program:
+        """½‖d + q‖² over the directions in which no row ends and f does not bend."""
+        eye = torch.eye(self.q.shape[-1], dtype=self.q.dtype, device=self.q.device)
+        batch = max(len(self.P), len(self.A))
+        P, A = (part.expand(batch, *part.shape[-2:]) for part in (self.P, self.A))
+        return Program(
+            eye.unsqueeze(0),
+            self.q,
+            self.G,
+            torch.where(torch.isfinite(self.h), 0, torch.inf),
+            torch.cat((P, A), -2),
+            self.q.new_zeros(len(self.q), P.shape[-2] + A.shape[-2]),
+            torch.where(torch.isfinite(self.lower), 0, -torch.inf),
+            torch.where(torch.isfinite(self.upper), 0, torch.inf),
+        )
+
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:  # (B, n), (B, n) -> (B, n)
         """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular."""
         bend = self.P.diagonal(dim1=-2, dim2=-1)

@@ -18,6 +18,7 @@ __all__ = ["Answer", "duality_gap", "minimise"]
 FALL = 1e-9  # of f along a direction of size one, in units of its slope
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
+NEAR = 1e-6  # of a solution: residuals and gap, relative
 
 
 class Answer(NamedTuple):
@@ -31,6 +32,7 @@ class Answer(NamedTuple):
     empty: Tensor  # (B,), no point is feasible
     endless: Tensor  # (B,), f falls for ever
     steps: Tensor  # (B,)
+    missed: Tensor  # (B,), the largest amount by which x misses a row, relative to its terms
 
 
 def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
@@ -41,16 +43,18 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
     if not len(program.q):
         x, limits = program.q, program.limits
         count = torch.zeros_like(x[:, 0], dtype=torch.long)
-        none = count > 0
-        return Answer(x, program.b, limits, limits.isnan(), none, none, none, count)
-    answer = _minimised(program, most)
-    if isinstance(program, Program):
-        answer = _fallen(program, answer)
-    return _somewhere(program, answer)
+        none, zero = count > 0, torch.zeros_like(x[:, 0])
+        return Answer(x, program.b, limits, limits.isnan(), none, none, none, count, zero)
+    answer, off = _attempt(program, most)
+    gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
+    known = answer.exact & (gap <= SURE * program.value(answer.x).abs())
+    near = ~answer.exact & (off <= NEAR)
+    doubtful = ~(answer.empty | answer.endless | known | near)
+    return _somewhere(program, _decided(program, answer, doubtful))
 
 
-def _minimised(program: Program | Thin, most: int) -> Answer:
-    """The same, with a point that need not be feasible where there is no solution."""
+def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor]:
+    """What interior-point steps and the face say, and how far their end is from a solution (B,)."""
     fixed = program.lower >= program.upper
     crossed = (program.lower > program.upper).any(-1)
     single = fixed & ~crossed.unsqueeze(-1)
@@ -80,8 +84,37 @@ def _minimised(program: Program | Thin, most: int) -> Answer:
         )
     # a bound is met to the last bit, and what is not held stays within
     x = torch.minimum(torch.maximum(x, program.lower), program.upper)
-    answer = Answer(x, nu, z, active, corner.exact, found.empty, found.endless, found.steps)
-    return _crossed(program, answer, crossed) if bool(crossed.any()) else answer
+    none = found.empty, found.endless
+    missed = _missed(program, x)
+    answer = Answer(x, nu, z, active, corner.exact, *none, found.steps, missed)
+    if bool(crossed.any()):
+        answer = _crossed(program, answer, crossed)
+    return answer, found.off
+
+
+def _decided(program: Program | Thin, answer: Answer, doubtful: Tensor) -> Answer:
+    """Whether problems that did not come near a solution have none, by two programs that have.
+
+    The point next to zero exists if any is feasible, and is found, or a proof that none is. The
+    projection of −q onto the directions in which no row ends and f does not bend is zero if f does
+    not fall for ever.
+    """
+    if not bool(doubtful.any()):
+        return answer
+    index = doubtful.nonzero().squeeze(-1)
+    part = program.some(index)
+    near, _ = _attempt(part.towards(torch.zeros_like(part.q)))
+    way, _ = _attempt(part.cone())
+    size = part.q.abs().amax(-1)
+    falls = way.exact & (way.x.abs().amax(-1) > NEAR * size) & ~near.empty
+    empty = near.empty.unsqueeze(-1)
+    return answer._replace(
+        nu=answer.nu.index_copy(0, index, torch.where(empty, near.nu, answer.nu[index])),
+        z=answer.z.index_copy(0, index, torch.where(empty, near.z, answer.z[index])),
+        empty=answer.empty.index_copy(0, index, near.empty),
+        endless=answer.endless.index_copy(0, index, falls),
+        exact=answer.exact.index_copy(0, index, answer.exact[index] & ~(near.empty | falls)),
+    )
 
 
 def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Tensor) -> Tensor:
@@ -97,12 +130,14 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     absolute = program.absolute()
     rest = gradient + program.pulled(answer.nu) + program.gathered(rows)
     terms = gradient.abs() + absolute.pulled(answer.nu.abs())
-    terms = terms + absolute.gathered(rows) + absolute.bent(x.abs())
+    largest = x.abs().amax(-1, keepdim=True)  # whose rounding all entries have
+    terms = terms + absolute.gathered(rows) + absolute.bent(largest.expand_as(x))
     held = torch.isfinite(program.h)
     slack = torch.where(held, program.h - program.across(x)[:, :m], 0)
     gap = (z * slack).sum(-1) + (answer.nu * (program.b - program.along(x))).sum(-1)
     gone = torch.zeros_like(rest, dtype=torch.bool)
     pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
+    blur = fall
     for _ in range(5):
         endless = ((pushed > 0) & (program.lower == -torch.inf)) | (
             (pushed < 0) & (program.upper == torch.inf)
@@ -114,12 +149,28 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
         fall = 0.5 * (rest * u).sum(-1)
         pushed = rest - program.bent(u)
         left = torch.where(gone, pushed, 0).abs()
+        blur = (left * largest).sum(-1)
         flat = (left > NOISE * terms.amax(-1, keepdim=True)).any(-1)
         pushed = torch.where(gone, 0, pushed)
     end = torch.where(pushed > 0, program.lower, program.upper)
     along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
-    gap = (gap + fall + along).clamp_min(0)
+    gap = (gap + fall + along).clamp_min(0) + blur
     return torch.where(flat | torch.isnan(gap), torch.inf, gap)
+
+
+def _missed(program: Program | Thin, x: Tensor) -> Tensor:
+    absolute, size = program.absolute(), x.abs()
+    largest = size.amax(-1, keepdim=True).clamp_min(1e-300)
+    beside = (program.along(x) - program.b).abs() / (
+        absolute.along(size) + program.b.abs() + largest
+    )
+    limits = program.limits
+    held = torch.isfinite(limits)
+    limits = torch.where(held, limits, 0)
+    over = torch.where(held, program.across(x) - limits, 0)
+    over = over / (absolute.across(size).abs() + limits.abs() + largest)
+    worst: Tensor = torch.cat((beside, over), -1).amax(-1).clamp_min(0)
+    return worst
 
 
 def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer:
@@ -136,40 +187,6 @@ def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer
     )
 
 
-def _fallen(program: Program, answer: Answer) -> Answer:
-    """Look for a direction in which f falls for ever where there is no certificate.
-
-    It has the least ⟨q, d⟩ of all d with |d_i| ≤ 1, P d = 0, A d = 0, G d ≤ 0 that are along open
-    sides of the bounds, which is a program with a solution.
-    """
-    gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
-    known = answer.exact & (gap <= SURE * program.value(answer.x).abs())
-    doubtful = ~(answer.empty | answer.endless | known)
-    if not bool(doubtful.any()):
-        return answer
-    index = doubtful.nonzero().squeeze(-1)
-    part = program.some(index)
-    count, n = part.q.shape
-    size = part.q.abs().amax(-1, keepdim=True).clamp_min(1e-300)
-    flat = torch.cat((part.P.expand(count, n, n), part.A.expand(count, *part.A.shape[-2:])), -2)
-    cone = Program(
-        torch.zeros_like(part.P),
-        part.q / size,
-        part.G,
-        torch.where(torch.isfinite(part.h), 0, torch.inf),
-        flat,
-        flat.new_zeros(count, flat.shape[-2]),
-        torch.where(torch.isfinite(part.lower), 0.0, -1.0).to(size),
-        torch.where(torch.isfinite(part.upper), 0.0, 1.0).to(size),
-    )
-    found = _minimised(cone, STEPS)
-    falls = found.exact & ((cone.q * found.x).sum(-1) < -FALL * n)
-    return answer._replace(
-        endless=answer.endless.index_copy(0, index, falls),
-        exact=answer.exact.index_copy(0, index, answer.exact[index] & ~falls),
-    )
-
-
 def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     """A feasible point for the problems whose f falls for ever or that were not solved."""
     lost = ~(answer.exact | answer.empty)
@@ -178,9 +195,13 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     index = lost.nonzero().squeeze(-1)
     endless = answer.endless[index]
     near = torch.where(endless.unsqueeze(-1), 0, answer.x[index])
-    found = _minimised(program.some(index).towards(near), STEPS)
+    found, _ = _attempt(program.some(index).towards(near))
+    better = found.exact | (found.missed < answer.missed[index])
     return answer._replace(
-        x=answer.x.index_copy(0, index, torch.where(found.exact.unsqueeze(-1), found.x, near)),
+        x=answer.x.index_copy(0, index, torch.where(better.unsqueeze(-1), found.x, near)),
+        missed=answer.missed.index_copy(
+            0, index, torch.where(better, found.missed, answer.missed[index])
+        ),
         empty=answer.empty.index_copy(0, index, found.empty),
         endless=answer.endless.index_copy(0, index, endless & ~found.empty),
     )

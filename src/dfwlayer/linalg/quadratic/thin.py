@@ -156,6 +156,19 @@ class Thin:
         eye = _sparse().eye(self.P.shape[0], format="csr")
         return replace(self, P=eye, q=-point)
 
+    def cone(self) -> Thin:
+        n = self.P.shape[0]
+        return Thin(
+            _sparse().eye(n, format="csr"),
+            self.G,
+            _sparse().vstack((self.P, self.A)).tocsr(),
+            self.q,
+            torch.where(torch.isfinite(self.h), 0.0, torch.inf).double(),
+            self.q.new_zeros(1, n + self.A.shape[0]),
+            torch.where(torch.isfinite(self.lower), 0.0, -torch.inf).double(),
+            torch.where(torch.isfinite(self.upper), 0.0, torch.inf).double(),
+        )
+
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:
         bend = self.P.diagonal()
         index = np.flatnonzero(free[0].numpy() & (bend > 1e-16 * bend.max(initial=0)))
@@ -200,7 +213,8 @@ class ThinSystem:
         below = torch.full((k,), -ridge, dtype=own.dtype)
         diagonal = torch.cat((own, below, rows)).numpy()
         # a unit diagonal for the rows, whose numbers differ most
-        self.unit = np.concatenate((1 / np.sqrt(own), np.ones(k), 1 / np.sqrt(-rows)))
+        units = (own.rsqrt(), torch.ones_like(below), (-rows).rsqrt())
+        self.unit = torch.cat(units).numpy()
         scale = _sparse().diags(self.unit)
         matrix = program.bordered + _sparse().diags(diagonal)
         self.factor = _factor((scale @ matrix @ scale).tocsc(), pivot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def size_of(path: Path) -> int:
             if name == "q":
                 return int(max(shape))
         raise ValueError(f"{path.name}: there is no q in it")
-    with np.load(path, allow_pickle=True) as held:
+    with np.load(path) as held:
         return len(held["q"])
 
 
@@ -99,21 +100,17 @@ def _from_mat(path: Path) -> Collected:
 
 
 def _from_npz(path: Path) -> Collected:
-    """P, q, G, h, A, b, lb and ub by name, None for those that are not there."""
-    with np.load(path, allow_pickle=True) as held:
-        parts = {name: held[name] for name in held.files}
-    P, q = _dense(parts["P"]), np.asarray(parts["q"], dtype=np.float64).ravel()
+    """P, q, G, h, A, b, lb and ub by name; those that are None, or missing, are not there."""
+    parts: dict[str, Array] = {}
+    with np.load(path) as held:  # objects such as None would have to be unpickled: they are left
+        for name in held.files:
+            with suppress(ValueError):
+                parts[name] = _dense(held[name])
+    P, q = parts["P"], parts["q"].ravel()
     n = len(q)
-
-    def part(name: str, blank: Array) -> Array:
-        found = parts.get(name)
-        if found is None or (found.dtype.hasobject and found.item() is None):
-            return blank
-        return _dense(found)
-
     none = np.zeros((0, n))
-    lower, upper = part("lb", np.full(n, -np.inf)), part("ub", np.full(n, np.inf))
-    G, h = part("G", none), part("h", none[:, 0]).ravel()
+    G, h = parts.get("G", none), parts.get("h", none[:, 0]).ravel()
+    lower, upper = parts.get("lb", np.full(n, -np.inf)), parts.get("ub", np.full(n, np.inf))
     counts = h < NONE
     return Collected(
         path.stem,
@@ -121,8 +118,8 @@ def _from_npz(path: Path) -> Collected:
         q,
         G[counts],
         h[counts],
-        part("A", none),
-        part("b", none[:, 0]).ravel(),
+        parts.get("A", none),
+        parts.get("b", none[:, 0]).ravel(),
         *_opened(lower.ravel(), upper.ravel()),
     )
 
@@ -133,8 +130,6 @@ def _opened(low: Array, high: Array) -> tuple[Array, Array]:
 
 
 def _dense(matrix: Any) -> Array:
-    """An array of numbers from one, from a sparse matrix or from one of these in a box."""
-    if isinstance(matrix, np.ndarray) and matrix.dtype.hasobject:
-        matrix = matrix.item()
+    """An array of numbers from one, or from a sparse matrix."""
     found = matrix.toarray() if hasattr(matrix, "toarray") else matrix
     return np.ascontiguousarray(found, dtype=np.float64)

@@ -103,7 +103,7 @@ def ray(n, gen):
     out = _blank(n)
     d = torch.randn(n, generator=gen, dtype=torch.float64)
     G, _, x = _feasible_rows(n, 2 * n, gen)
-    G = G - torch.outer((G @ d).clamp_min(0) / (d @ d), d)
+    G = G - torch.outer(1.01 * (G @ d).clamp_min(0) / (d @ d), d)
     out["G"], out["h"] = G, G @ x + torch.rand(2 * n, generator=gen, dtype=torch.float64)
     q = torch.randn(n, generator=gen, dtype=torch.float64)
     out["q"] = q - ((q @ d + 1) / (d @ d)) * d
@@ -145,7 +145,7 @@ def cone(n, gen):
     out = _blank(n)
     d = torch.rand(n, generator=gen, dtype=torch.float64)
     G = torch.randn(n, n, generator=gen, dtype=torch.float64)
-    G = G - torch.outer((G @ d).clamp_min(0) / (d @ d), d)
+    G = G - torch.outer(1.01 * (G @ d).clamp_min(0) / (d @ d), d)
     out["G"], out["h"] = G, torch.zeros(n, dtype=torch.float64)
     out["lower"] = torch.zeros(n, dtype=torch.float64)
     q = torch.randn(n, generator=gen, dtype=torch.float64)

@@ -1,0 +1,67 @@
+"""Programs without a solution are recognised, all of them, and none is reported otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dfwlayer
+from dfwlayer.linalg.quadratic import Program, minimise
+from dfwlayer.solution import Status
+from impossible import FAMILIES
+
+
+def batch(name, n, count, seed):
+    gen = torch.Generator().manual_seed(seed)
+    make, status = FAMILIES[name]
+    parts = [make(n, gen) for _ in range(count)]
+    return {key: torch.stack([part[key] for part in parts]) for key in parts[0]}, status
+
+
+def solved(parts):
+    rows = {key: value for key, value in parts.items() if key not in ("P", "q")}
+    rows = {k: v for k, v in rows.items() if not (k in ("G", "h", "A", "b") and v.shape[1] == 0)}
+    objective = dfwlayer.Quadratic(parts["P"], parts["q"])
+    return dfwlayer.solve(objective, dfwlayer.Polyhedron(**rows))
+
+
+@pytest.mark.parametrize("n", [2, 12])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_are_recognised(name, n):
+    parts, status = batch(name, n, 20, seed=n)
+    found = solved(parts)
+    assert found.status.tolist() == [int(status)] * 20
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_multipliers_and_directions_prove_it(name):
+    """Aᵀν + Rᵀz = 0 with bᵀν + rᵀz < 0 leaves no point; a point is there where f falls for ever."""
+    parts, status = batch(name, 5, 10, seed=3)
+    program = Program(**parts)
+    found = minimise(program)
+    if status == Status.INFEASIBLE:
+        limits = torch.where(torch.isfinite(program.limits), program.limits, 0)
+        assert (found.z >= 0).all()
+        assert (found.z[~torch.isfinite(program.limits)] == 0).all()
+        left = (program.pulled(found.nu) + program.gathered(found.z)).abs().amax(-1)
+        reach = (program.b * found.nu).sum(-1) + (limits * found.z).sum(-1)
+        assert (reach < 0).all()
+        assert (left <= 1e-6 * -reach).all()
+    else:
+        assert found.endless.all()
+        assert (found.missed <= 1e-10).all()
+        over = program.across(found.x) - program.limits
+        assert (over <= 1e-8).all()
+
+
+def test_others_of_a_batch_do_not_notice():
+    parts, _ = batch("crossing_rows", 6, 4, seed=5)
+    free = {key: value.clone() for key, value in parts.items()}
+    free["h"][1:, -1] += 100  # no longer contradict
+    both = solved(free)
+    assert both.status[0] == Status.INFEASIBLE
+    assert both.x[0].isnan().all()
+    for i in range(1, 4):
+        alone = solved({key: value[i : i + 1] for key, value in free.items()})
+        assert both.status[i] == alone.status[0] == Status.CONVERGED
+        assert torch.allclose(both.x[i], alone.x[0], rtol=1e-12, atol=1e-12)
