@@ -23,7 +23,7 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.ops.tracing import refuse_recording, uncompiled
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
-from dfwlayer.solve import check_settings, solve
+from dfwlayer.solve import check_settings, check_wish, solve
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature
 
@@ -50,7 +50,8 @@ class _Layer(nn.Module):
     def __init__(self, *, on_failure: str = "warn", **settings: Any) -> None:
         super().__init__()
         options = DEFAULTS | settings
-        found = check_settings(**options)
+        check_wish(options["on_infeasible"])
+        found = check_settings(**{k: v for k, v in options.items() if k != "on_infeasible"})
         if not isinstance(on_failure, str) or on_failure not in ON_FAILURE:
             raise ValueError(
                 f"on_failure: expected one of {list(ON_FAILURE)}, got {shown(on_failure)}"
@@ -64,7 +65,7 @@ class _Layer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy warns for itself."""
-        own = {"on_failure": "warn"} | state | {"_warned": [False]}
+        own = {"on_failure": "warn", "on_infeasible": "nan"} | state | {"_warned": [False]}
         super().__setstate__(own)  # type: ignore[no-untyped-call]
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -213,7 +214,7 @@ class SetLayer(_Layer):
     Args:
         constraint: The set, or a function that returns it.
         shape: Of one problem's variable, as for `dfwlayer.solve`.
-        settings: Those of `DFWLayer`, with its defaults.
+        settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
     Example:
         >>> decide = nn.Sequential(nn.Linear(8, 5), SetLayer(Simplex()))
@@ -273,7 +274,7 @@ class QPLayer(_Layer):
     gradients.
 
     Args:
-        settings: Those of `DFWLayer`, with its defaults.
+        settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
     Example:
         >>> x = QPLayer()(Q, p, G, h, torch.Tensor(), torch.Tensor())

@@ -42,7 +42,7 @@ from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
 
-__all__ = ["check_settings", "compile_all", "solve", "warm_up"]
+__all__ = ["check_settings", "check_wish", "compile_all", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
 Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
@@ -111,10 +111,7 @@ def solve(
         (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
         constraint.preferred_method,
     )
-    if on_infeasible not in ("nan", "least-violation"):
-        raise ValueError(
-            "on_infeasible: expected 'nan' or 'least-violation', got " + shown(on_infeasible)
-        )
+    check_wish(on_infeasible)
     flat = flattened(arguments, shape)
     if flat is not None:
         return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
@@ -265,6 +262,14 @@ def _settings(given: Given, preferred: str) -> Settings:
     if all(type(value) in PLAIN for value in given):
         return _known_settings(*given, preferred)
     return check_settings(*given, preferred)
+
+
+def check_wish(on_infeasible: str) -> None:
+    """Raise ValueError for anything but what x may be where the set is empty."""
+    if on_infeasible not in ("nan", "least-violation"):
+        raise ValueError(
+            f"on_infeasible: expected 'nan' or 'least-violation', got {shown(on_infeasible)}"
+        )
 
 
 def check_settings(

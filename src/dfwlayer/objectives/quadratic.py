@@ -86,7 +86,7 @@ class Quadratic(Objective):
     @property
     def deep(self) -> bool:
         P, q = self.P, self.q
-        return q.dim() > 2 or (P is not None and (P.dim() > 3 or P.shape[-1] != q.shape[-1]))
+        return q.dim() > 2 or (P is not None and (P.dim() > 3 or P.size(-1) != q.size(-1)))
 
     def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Quadratic:
         """With a P for the entries of the variable, which the constructor could not tell."""

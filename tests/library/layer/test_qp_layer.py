@@ -129,6 +129,15 @@ def test_statuses_and_failures():
         dfw.QPLayer(on_failure="raise")(*args)
 
 
+def test_rows_that_give_way():
+    G, h = torch.tensor([[1.0], [-1.0]], dtype=F64), torch.tensor([-1.0, -1.0], dtype=F64)
+    layer = dfw.QPLayer(on_infeasible="least-violation", on_failure="ignore")
+    x = layer(torch.eye(1, dtype=F64), torch.zeros(1, dtype=F64), G, h)
+    assert torch.allclose(x, torch.zeros(1, dtype=F64), atol=1e-6)
+    with pytest.raises(ValueError, match=r"^on_infeasible:"):
+        dfw.QPLayer(on_infeasible="hope")
+
+
 def test_it_is_a_module():
     layer = dfw.QPLayer(tol=1e-7)
     again = pickle.loads(pickle.dumps(layer))
