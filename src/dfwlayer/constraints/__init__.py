@@ -11,14 +11,22 @@ from dfwlayer.constraints.composed.plane_cut import PlaneCut
 from dfwlayer.constraints.composed.product import Product
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.face import Face
+from dfwlayer.constraints.polyhedra.affine import (
+    AffineSet,
+    HalfSpace,
+    Hyperplane,
+    NonNegative,
+)
 from dfwlayer.constraints.polyhedra.birkhoff import Birkhoff
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse
 from dfwlayer.constraints.polyhedra.l1_box import L1Box, project_l1_box
 from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
+from dfwlayer.constraints.polyhedra.transport import Transport
 
 __all__ = [
+    "AffineSet",
     "Atoms",
     "Birkhoff",
     "Box",
@@ -28,10 +36,13 @@ __all__ = [
     "Ellipsoid",
     "Face",
     "GroupBall",
+    "HalfSpace",
+    "Hyperplane",
     "Intersection",
     "KSparse",
     "L1Box",
     "LpBall",
+    "NonNegative",
     "NuclearBall",
     "PlaneCut",
     "Polyhedron",
@@ -40,5 +51,6 @@ __all__ = [
     "Shifted",
     "Simplex",
     "SpectralBall",
+    "Transport",
     "project_l1_box",
 ]
