@@ -23,6 +23,7 @@ from dfwlayer.constraints import (
     Shifted,
     Simplex,
     SpectralBall,
+    Spectraplex,
     Transport,
     project_l1_box,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "Solution",
     "SolveError",
     "SpectralBall",
+    "Spectraplex",
     "Status",
     "Transport",
     "project_l1_box",

@@ -26,13 +26,16 @@ def _terms(a, x, b):
 
 
 def _plans(gen: Generator, rows: int) -> dict[str, Tensor]:
-    return {"rows": uniform(gen, rows, 3), "columns": uniform(gen, rows, 4)}
+    return {
+        "rows": uniform(gen, rows, 3, low=1.2, high=1.6),
+        "columns": uniform(gen, rows, 4, low=0.9, high=1.3),
+    }
 
 
 def _balanced(p):
-    """The sums, those of the columns with the total of the others; tensors or NumPy."""
-    scale = p["rows"].sum(-1) / p["columns"].sum(-1)
-    return p["rows"], p["columns"] * scale[..., None]
+    """The sums, those of the columns moved to the total of the others; tensors or NumPy."""
+    missing = p["rows"].sum(-1) - p["columns"].sum(-1)
+    return p["rows"], p["columns"] + missing[..., None] / 4
 
 
 def _plan_constraints(x, p):
@@ -57,6 +60,7 @@ LINEAR_CASES = {
             (p["normal"] @ x - p["level"]) / _terms(p["normal"], x, p["level"]),
         ),
         methods=("auto",),
+        bounded=False,
         bad=(
             ({"normal": torch.ones(7, dtype=F64)}, r"normal: expected a number, shape \(8,\)"),
             ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
@@ -72,6 +76,7 @@ LINEAR_CASES = {
             np.abs(p["normal"] @ x - p["level"]) / _terms(p["normal"], x, p["level"])
         ),
         methods=("auto",),
+        bounded=False,
         bad=(
             ({"normal": torch.ones(7, dtype=F64)}, r"normal: expected a number, shape \(8,\)"),
             ({"level": None}, "level: expected a number or a tensor, got NoneType"),
@@ -83,6 +88,7 @@ LINEAR_CASES = {
         lambda x, p: [p["A"] @ x == p["b"]],
         lambda x, p: above(np.abs(p["A"] @ x - p["b"]) / _terms(p["A"], x, p["b"])),
         methods=("auto",),
+        bounded=False,
         bad=(
             ({"A": torch.ones(3, 7, dtype=F64)}, "A: expected rows of 8 entries"),
             ({"A": torch.ones(8, dtype=F64)}, r"A: expected shape \(m, n\) or \(B, m, n\)"),
@@ -97,6 +103,7 @@ LINEAR_CASES = {
         lambda x, _: above(-x),
         pull=2.0,
         methods=("auto",),
+        bounded=False,
     ),
     "Transport": SetCase(
         _plans,

@@ -4,6 +4,7 @@ from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.balls.group_ball import GroupBall
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.balls.schatten_ball import NuclearBall, SchattenBall, SpectralBall
+from dfwlayer.constraints.balls.spectraplex import Spectraplex
 from dfwlayer.constraints.base import Atoms, Constraint
 from dfwlayer.constraints.composed.custom_set import CustomSet
 from dfwlayer.constraints.composed.intersection import Intersection
@@ -51,6 +52,7 @@ __all__ = [
     "Shifted",
     "Simplex",
     "SpectralBall",
+    "Spectraplex",
     "Transport",
     "project_l1_box",
 ]
