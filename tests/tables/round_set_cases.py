@@ -106,6 +106,25 @@ def _schatten(p, shape=(4, 3), flat=False):
     )
 
 
+def spectraplex_point(gen: Generator, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rank two of four, and a multiplier W ≻ 0 on the rest beside that of the trace."""
+    t = own["trace"][:, None]
+    seed = torch.randn(len(t), 4, 4, generator=gen, dtype=F64)
+    axes = torch.linalg.qr(seed)[0]
+    draw = uniform(gen, len(t), 4, low=0.2, high=0.9)
+    half = torch.arange(4) < 2
+    values = torch.where(half, draw, 0)
+    values = values * t / values.sum(-1, keepdim=True)
+    profile = torch.where(half, 0.7, 0.7 - draw)
+    x, force = ((axes * v[:, None]) @ axes.mT for v in (values, profile))
+    return x, force.flatten(1)
+
+
+def _spectraplex_violation(x, p):
+    least = np.linalg.eigvalsh(0.5 * (x + x.T))[0]
+    return above(-least, abs(np.trace(x) - p["trace"]), np.abs(x - x.T)) / p["trace"]
+
+
 ROUND_CASES = {
     "GroupBall": SetCase(
         group_ball,
@@ -138,4 +157,13 @@ ROUND_CASES = {
     "SchattenBall, p=1.5": _schatten(1.5, flat=True),
     "SchattenBall, p=3": _schatten(3.0, (3, 4), flat=True),
     "SpectralBall": _schatten(np.inf, flat=True),
+    "Spectraplex": SetCase(
+        lambda gen, rows: {"trace": uniform(gen, rows)},
+        lambda p: dfw.Spectraplex(p["trace"]),
+        None,
+        _spectraplex_violation,
+        shape=(4, 4),
+        bad=(({"trace": -1.0}, "trace: expected numbers ≥ 0, found -1"),),
+        designed=spectraplex_point,
+    ),
 }

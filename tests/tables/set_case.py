@@ -29,6 +29,7 @@ class SetCase:
             its normal cone there. The objective is then made such that x* is the solution by the
             optimality conditions, for sets whose cones no other solver handles to ten digits.
         recorded: Whether a solve over the set becomes a CUDA graph.
+        bounded: Whether it has a vertex for every direction.
 
     """
 
@@ -42,6 +43,7 @@ class SetCase:
     bad: tuple[tuple[dict[str, Any], str], ...] = field(default=())
     designed: Callable[[Generator, dict[str, Tensor]], tuple[Tensor, Tensor]] | None = None
     recorded: bool = False
+    bounded: bool = True
 
 
 def uniform(gen: Generator, *shape: int, low: float = 0.5, high: float = 1.5) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 import dfwlayer as dfw
+from linear_set_cases import LINEAR_CASES
 from repository import ROOT
 from round_set_cases import ROUND_CASES
 from set_case import F64, SetCase, above, uniform
@@ -466,4 +467,4 @@ CASES |= {
     ),
 }
 
-CASES |= ROUND_CASES
+CASES |= ROUND_CASES | LINEAR_CASES

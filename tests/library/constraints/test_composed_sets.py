@@ -186,3 +186,39 @@ def test_active_set_needs_a_bounded_set():
     ball = dfw.LpBall(1, 1.0, torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match="method: 'active-set' needs a bounded set"):
         dfw.solve(dfw.Quadratic(None, torch.randn(2)), ball, method="active-set")
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_projection_onto_the_spectraplex(dtype, scale):
+    """⟨Z − X, Y − X⟩ ≤ 0 for all Y of the set, and a projection stays where it is."""
+    gen = torch.Generator().manual_seed(5)
+    z = scale * torch.randn(10, 6, 6, generator=gen, dtype=F64).to(dtype)
+    trace = 0.5 + torch.rand(10, generator=gen, dtype=F64).to(dtype)
+    constraint, eps = dfw.Spectraplex(trace), torch.finfo(dtype).eps
+    x = constraint.project(z)
+    assert torch.equal(constraint.retract(x), x)
+    assert (constraint.violation(x) <= 8 * eps * trace).all()
+    away = x - z
+    gap = (away * x).sum((-2, -1)) - constraint.lowest(away)
+    assert (gap <= 200 * eps * (1 + scale)).all()
+    assert torch.equal(dfw.Spectraplex(0.0).project(z), torch.zeros_like(z))
+
+
+def test_gradients_on_the_spectraplex():
+    gen = torch.Generator().manual_seed(6)
+    R = torch.randn(9, 9, generator=gen, dtype=F64)
+    P = R @ R.mT / 9 + 0.1 * torch.eye(9, dtype=F64)
+    q = (3 * torch.randn(3, 9, generator=gen, dtype=F64)).requires_grad_()
+    t = torch.tensor([0.5, 1.0, 3.0], dtype=F64, requires_grad=True)
+
+    def solution(q, t):
+        return dfw.solve(dfw.Quadratic(P, q), dfw.Spectraplex(t), tol=1e-13).x
+
+    assert torch.autograd.gradcheck(solution, (q, t), atol=1e-6, fast_mode=True)
+    soft = q.detach().reshape(3, 3, 3).clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda g, t: dfw.Spectraplex(t).soft_vertex(g, 0.7), (soft, t), fast_mode=True
+    )
+    with pytest.raises(ValueError, match="trace: a Spectraplex is a set of square matrices"):
+        dfw.solve(dfw.Quadratic(None, q[:, :8]), dfw.Spectraplex())

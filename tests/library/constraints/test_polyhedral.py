@@ -250,3 +250,33 @@ def test_a_plane_that_misses_the_set_by_rounding(monkeypatch, off):
     x = single.bind((8,), z.dtype, z.device).project(z)
     assert torch.allclose(x, cap, rtol=1e-14)
     assert len(calls) <= 100
+
+
+@pytest.mark.parametrize("with_p", [False, True])
+@pytest.mark.parametrize("n", [5, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masks_are_caps_of_zero(dtype, n, with_p):
+    """The solution over the other entries, no gradient on those, and nothing left is infeasible."""
+    gen = torch.Generator().manual_seed(n)
+    masked = torch.rand(4, n, generator=gen) < 0.5
+    masked[0, 0], masked[2], masked[3] = False, True, False
+    q = torch.randn(4, n, generator=gen, dtype=dtype).masked_fill(masked, 0).requires_grad_()
+    R = torch.randn(n, n, generator=gen, dtype=dtype) / n
+    P = R @ R.mT + torch.eye(n, dtype=dtype) if with_p else None
+    cap = torch.full_like(q, torch.inf).masked_fill(masked, 0)
+    sol = dfw.solve(dfw.Quadratic(P, q), CappedSimplex(1.0, cap))
+    others = [0, 1, 3]
+    assert sol.status.tolist() == [0, 0, dfw.Status.INFEASIBLE, 0]
+    assert sol.x[2].isnan().all()
+    assert (sol.x[masked & ~masked.all(-1, keepdim=True)] == 0).all()
+    (grad,) = torch.autograd.grad(sol.x[others].square().sum(), q)
+    assert grad.isfinite().all()
+    assert (grad[masked] == 0).all()
+    for i in others:
+        left = ~masked[i]
+        own = q[i].detach()[left].requires_grad_()
+        part = None if P is None else P[left][:, left]
+        want = dfw.solve(dfw.Quadratic(part, own), dfw.Simplex()).x
+        torch.testing.assert_close(sol.x[i][left], want, rtol=1e-3, atol=1e-5)
+        (slope,) = torch.autograd.grad(want.square().sum(), own)
+        torch.testing.assert_close(grad[i][left], slope, rtol=1e-3, atol=1e-5)

@@ -30,8 +30,9 @@ SET_PARAMETERS = [
 ]
 
 
-# a product lays the centres of its sets side by side, in memory of its own
-COPIED = {("Product", "centre")}
+# a product lays the centres of its sets side by side, in memory of its own; and the table moves the
+# column sums of plans to the total of the rows
+COPIED = {("Product", "centre"), ("Transport", "columns")}
 
 
 @pytest.mark.parametrize("asked", ["all", "q alone"])

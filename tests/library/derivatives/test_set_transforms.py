@@ -13,7 +13,7 @@ from set_cases import CASES
 # what torch itself does when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
-MATRICES = ("Schatten", "Nuclear", "Spectral")
+MATRICES = ("Schatten", "Nuclear", "Spectral", "Spectraplex")
 FIRST_ONLY = {name for name in CASES if name.startswith(MATRICES)}
 SLOW = {"Birkhoff"}  # sixteen entries, one solve each
 

@@ -15,7 +15,7 @@ from dfwlayer.constraints.composed.meeting import Meeting, Seen, gap_of, meet
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.polyhedra.linear_face import saddle_system
-from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
+from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, Polyhedron
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import column
 from dfwlayer.ops.scale import Scale
@@ -101,8 +101,8 @@ class Intersection(Constraint):
         if len(rows) == len(flat):
             return reduce(_joined, rows)
         # beside others, a set keeps its own projection, and lists of rows become one
-        lists = [part for part in flat if isinstance(part, Polyhedron)]
-        others = [part for part in flat if not isinstance(part, Polyhedron)]
+        lists = [part.as_polyhedron(like) for part in flat if isinstance(part, LinearSet)]
+        others = [part for part in flat if not isinstance(part, LinearSet)]
         joined = (reduce(_joined, lists),) if lists else ()
         return self.as_bound(sets=(*joined, *others))
 

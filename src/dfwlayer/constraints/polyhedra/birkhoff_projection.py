@@ -1,4 +1,4 @@
-"""Projection onto doubly stochastic matrices, and repairs of those that nearly are."""
+"""Projection onto matrices with given sums, and repairs of nearly doubly stochastic ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from dfwlayer.constraints.polyhedra.assignment import assign, potentials
 from dfwlayer.ops.rows import or_one
 
-__all__ = ["balanced", "filled_up", "laplacian_solve", "project_birkhoff"]
+__all__ = ["balanced", "filled_up", "laplacian_solve", "project_birkhoff", "project_sums"]
 
 STEPS = 100  # most Newton steps; about 10 are needed
 SHORTER = 30  # times a step may be halved
@@ -20,17 +20,17 @@ BALANCING = 3  # Newton steps for row and column sums that are nearly 1
 
 
 def laplacian_solve(
-    weight: Tensor,  # w ≥ 0, (..., n, n)
-    r: Tensor,  # (..., n), for the rows
-    s: Tensor,  # (..., n), for the columns
+    weight: Tensor,  # w ≥ 0, (..., m, k)
+    r: Tensor,  # (..., m), for the rows
+    s: Tensor,  # (..., k), for the columns
     shift: Tensor | float = 0.0,  # (..., 1)
 ) -> tuple[Tensor, Tensor]:
-    """a, b (..., n) with Σ_j w_ij (a_i + b_j) = r_i and Σ_i w_ij (a_i + b_j) = s_j.
+    """a (..., m), b (..., k) with Σ_j w_ij (a_i + b_j) = r_i and Σ_i w_ij (a_i + b_j) = s_j.
 
     For each part of the graph with the edges w > 0, a solution is determined up to a shift of a
     against b; a small ``shift`` of the matrix's diagonal, never quite zero, chooses one.
     """
-    n = weight.shape[-1]
+    m = weight.shape[-2]
     rows, columns = weight.sum(-1), weight.sum(-2)
     top = torch.cat((torch.diag_embed(rows), weight), -1)
     low = torch.cat((weight.mT, torch.diag_embed(columns)), -1)
@@ -39,15 +39,11 @@ def laplacian_solve(
     matrix.diagonal(dim1=-2, dim2=-1).add_(shift + LEAST * largest.clamp_min(LEAST))
     factor, _ = torch.linalg.cholesky_ex(matrix)
     found = torch.cholesky_solve(torch.cat((r, s), -1).unsqueeze(-1), factor).squeeze(-1)
-    return found[..., :n], found[..., n:]
+    return found[..., :m], found[..., m:]
 
 
 def project_birkhoff(z: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
     """argmin ½‖X − Z‖² over X ≥ 0 with row and column sums 1, in double precision.
-
-    X = (Z − u_i − v_j)₊ with the u, v that minimise the convex φ = ½‖(Z − u_i − v_j)₊‖² + Σu + Σv,
-    whose gradient is what the sums lack to 1. φ is quadratic as long as the support stays, so
-    Newton steps, shortened where φ does not fall, end in one that is exact.
 
     Z may be replaced by Z − u_i − v_j for any u, v. Where it is far out, those of the permutation
     it points to leave small numbers where it matters; see `_nearer`.
@@ -59,16 +55,35 @@ def project_birkhoff(z: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
         if len(far) == 0:
             break
         z = z.index_copy(0, far, _nearer(z[far]))
+    one = z.new_ones(1, n)
+    return project_sums(z, one, one)
+
+
+def project_sums(
+    z: Tensor,  # (B, m, k)
+    r: Tensor,  # ≥ 0, (·, m), for the rows
+    s: Tensor,  # ≥ 0, (·, k), for the columns, of the same total; all of size one
+) -> Tensor:  # (B, m, k)
+    """argmin ½‖X − Z‖² over X ≥ 0 with these row and column sums, in double precision.
+
+    X = (Z − u_i − v_j)₊ with the u, v that minimise the convex φ = ½‖(Z − u_i − v_j)₊‖² + ⟨r, u⟩ +
+    ⟨s, v⟩, whose gradient is what the sums lack. φ is quadratic as long as the support stays, so
+    Newton steps, shortened where φ does not fall, end in one that is exact. Where Z is far out they
+    may end before that, and the sums are missed.
+    """
+    z = z.double()
+    m, k = z.shape[-2:]
     # the projection onto the matrices with these sums, of any sign
-    rows, columns = z.sum(-1), z.sum(-2)
-    u, v = (rows - 1) / n, (columns - columns.mean(-1, keepdim=True)) / n
+    rows, columns = z.sum(-1) - r, z.sum(-2) - s
+    u, v = rows / k, (columns - columns.mean(-1, keepdim=True)) / m
     size = (z.amax((-2, -1)) - z.amin((-2, -1))).clamp_min(1)
-    _, u, v = _newton(z, u, v, size)
+    sums = r.double(), s.double()
+    _, u, v = _newton(z, u, v, size, sums)
     # seen from there, what is left is of the size of X
-    none = torch.zeros_like(u)
-    x, _, _ = _newton(_less(z, u, v), none, none, torch.ones_like(size))
+    none = torch.zeros_like(u), torch.zeros_like(v)
+    x, _, _ = _newton(_less(z, u, v), *none, torch.ones_like(size), sums)
     # what rounding alone has left above zero is not
-    return torch.where(x > ROUNDING * n * torch.finfo(x.dtype).eps, x, 0)
+    return torch.where(x > ROUNDING * max(m, k) * torch.finfo(x.dtype).eps, x, 0)
 
 
 def _nearer(z: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
@@ -97,19 +112,22 @@ def _less(z: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return (first - v) + lost
 
 
-def _newton(z: Tensor, u: Tensor, v: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _newton(
+    z: Tensor, u: Tensor, v: Tensor, size: Tensor, sums: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """X, u and v for a Z that is not far out, beginning somewhere.
 
     Args:
-        z: (B, n, n).
-        u: (B, n).
-        v: (B, n).
+        z: (B, m, k).
+        u: (B, m).
+        v: (B, k).
         size: (B,), of the numbers that X is a difference of, for its rounding.
+        sums: Of rows (·, m) and columns (·, k).
 
     """
     spread = (z.amax((-2, -1)) - z.amin((-2, -1))).clamp_min(1)
     eps = torch.finfo(z.dtype).eps
-    x, value, noise, r, s = _dual(z, u, v)
+    x, value, noise, r, s = _dual(z, u, v, sums)
     for _ in range(STEPS):
         lacking = torch.maximum(r.abs().amax(-1), s.abs().amax(-1))
         going = lacking > 4 * eps * size
@@ -122,7 +140,7 @@ def _newton(z: Tensor, u: Tensor, v: Tensor, size: Tensor) -> tuple[Tensor, Tens
         length = torch.where(going, 1.0, 0.0).double()
         for _ in range(SHORTER):
             step = length.unsqueeze(-1)
-            trial = _dual(z, u + step * du, v + step * dv)
+            trial = _dual(z, u + step * du, v + step * dv, sums)
             high = trial[1] > value + 1e-4 * length * slope + noise
             if not bool(high.any()):
                 break
@@ -132,12 +150,15 @@ def _newton(z: Tensor, u: Tensor, v: Tensor, size: Tensor) -> tuple[Tensor, Tens
     return x, u, v
 
 
-def _dual(z: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """X, φ, the rounding of φ, and what rows and columns lack to 1."""
+def _dual(
+    z: Tensor, u: Tensor, v: Tensor, sums: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """X, φ, the rounding of φ, and what the sums of rows and columns lack."""
+    r, s = sums
     x = (z - u.unsqueeze(-1) - v.unsqueeze(-2)).clamp_min(0)
-    square, linear = 0.5 * (x * x).sum((-2, -1)), torch.cat((u, v), -1)
+    square, linear = 0.5 * (x * x).sum((-2, -1)), torch.cat((r * u, s * v), -1)
     noise = 8 * torch.finfo(z.dtype).eps * (square + linear.abs().sum(-1))
-    return x, square + linear.sum(-1), noise, 1 - x.sum(-1), 1 - x.sum(-2)
+    return x, square + linear.sum(-1), noise, r - x.sum(-1), s - x.sum(-2)
 
 
 def balanced(x: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)

@@ -14,7 +14,7 @@ from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.quadratic import Saddle
 
 if TYPE_CHECKING:
-    from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
+    from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
     from dfwlayer.objectives.base import Objective
 
 __all__ = ["LinearFace", "saddle_system"]
@@ -28,7 +28,7 @@ class LinearFace(Face):
     the solution, as many as the most that a problem of the batch has.
     """
 
-    constraint: Polyhedron  # bound; its tensors are read where a gradient is asked for
+    constraint: LinearSet  # bound; its tensors are read where a gradient is asked for
     x: Tensor  # (..., n)
     free: Tensor  # (..., n)
     multiplier: Tensor  # (..., k + a)
@@ -128,7 +128,7 @@ class _SaddleSystem(FaceSystem):
         )
         assert self.face.free is not None
         free = self.face.free.reshape(-1, n)
-        return Saddle.of(self.matrix, N.double().reshape(len(free), -1, n), free)
+        return Saddle.of(self.matrix, N.double().reshape(len(free), N.shape[-2], n), free)
 
     def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         n, k = v.shape[-1], c.shape[-1]

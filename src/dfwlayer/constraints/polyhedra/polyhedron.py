@@ -20,108 +20,33 @@ from dfwlayer.linalg.quadratic import Answer, Program, Thin, duality_gap, minimi
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
-__all__ = ["Polyhedron", "face_of_answer"]
+__all__ = ["LinearSet", "Polyhedron", "check_rows", "face_of_answer", "rows_bound"]
 
 ROUNDING = 64  # units in the last place of the terms of a row by which it may be missed
 
 
-@dataclass(frozen=True)
-class Polyhedron(Constraint):
-    """{x : G x ≤ h, A x = b, l ≤ x ≤ u}; any part may be left out.
+class LinearSet(Constraint):
+    """{x : G x ≤ h, A x = b, l ≤ x ≤ u}, from its rows and bounds; any part may be missing.
 
-    Rows may be redundant, depend on each other or be zero. Where no point satisfies all of them the
-    problem ends with status INFEASIBLE, and x is NaN; where f falls for ever, with UNBOUNDED.
-
-    The default method is then "sqp".
-
-    Args:
-        G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
-        h: A number, (m,) or (B, m); infinity for a row that does not count.
-        A: (k, n) or (B, k, n), dense or sparse.
-        b: A number, (k,) or (B, k).
-        lower: l, a number, (*shape) or (B, *shape); None or −∞ where there is none.
-        upper: u, likewise; None or ∞ where there is none.
-
+    The default method is "sqp".
     """
-
-    G: Tensor | None = field(default=None, metadata=matrix())
-    h: Value | None = field(
-        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True, apart=True)
-    )
-    A: Tensor | None = field(default=None, metadata=matrix())
-    b: Value | None = field(default=None, metadata=entries(harmless=0.0, grows=True, apart=True))
-    lower: Value | None = field(
-        default=None, metadata=entries(harmless=-math.inf, infinite=True, grows=True)
-    )
-    upper: Value | None = field(
-        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True)
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("G", "A"):
-            value: Any = getattr(self, name)
-            if isinstance(value, Tensor) and value.layout != torch.strided:
-                object.__setattr__(self, name, value.to_dense())
-        super().__post_init__()
-        for left, right in (("G", "h"), ("A", "b")):
-            rows, total = getattr(self, left), getattr(self, right)
-            if (rows is None) != (total is None):
-                missing, given = (left, right) if rows is None else (right, left)
-                raise ValueError(f"{missing}: expected a tensor to go with {given}, got None")
-            if rows is None:
-                continue
-            if rows.dim() < 2:
-                raise ValueError(
-                    f"{left}: expected shape (m, n) or (*batch, m, n), got {tuple(rows.shape)}"
-                )
-            if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
-                raise ValueError(
-                    f"{right}: expected shape ({rows.shape[-2]},) or (B, {rows.shape[-2]}), one "
-                    f"for each row of {left}, got {tuple(total.shape)}"
-                )
 
     @property
     def preferred_method(self) -> str:
         """What "auto" means for it."""
         return "sqp"
 
-    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
-        """Rows that have as many entries as the variable."""
-        n = math.prod(shape)
-        values: dict[str, Any] = {}
-        for left, right in (("G", "h"), ("A", "b")):
-            rows, total = getattr(self, left), getattr(self, right)
-            if rows is None:
-                continue
-            if rows.shape[-1] != n:
-                raise ValueError(
-                    f"{left}: expected rows of {n} entries, as many as the variable has, got "
-                    f"{tuple(rows.shape)}"
-                )
-            if not isinstance(total, Tensor):
-                total = torch.tensor(total, dtype=dtype, device=device)
-            if total.dim() == 0:
-                values[right] = total.expand(rows.shape[-2])
-        given = self.changed(**values) if values else self
-        return super(Polyhedron, given).bind(shape, dtype, device)
-
-    # the parts, for vectors like this one (..., n)
-
     def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A, b, G and h with no rows where there are none, differentiable."""
-        n = like.shape[-1]
-        blank = like.new_zeros(0, n)
-        A = blank if self.A is None else self.A
-        G = blank if self.G is None else self.G
-        b = blank[:, 0] if self.b is None else tensor_of(self.b)
-        h = blank[:, 0] if self.h is None else tensor_of(self.h)
-        return A, b, G, h
+        """A, b, G and h for vectors like this one (..., n), differentiable.
+
+        A and G are (m, n) or (B, m, n); without rows, m is 0.
+        """
+        blank = like.new_zeros(0, like.shape[-1])
+        return blank, blank[:, 0], blank, blank[:, 0]
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """l and u, infinite where there are none, differentiable."""
-        low = like.new_full((), -torch.inf) if self.lower is None else tensor_of(self.lower)
-        high = like.new_full((), torch.inf) if self.upper is None else tensor_of(self.upper)
-        return low, high
+        return like.new_full((), -torch.inf), like.new_full((), torch.inf)
 
     def linear(self, like: Tensor) -> Program:
         """The rows and bounds, with f = 0."""
@@ -143,20 +68,6 @@ class Polyhedron(Constraint):
             upper,
         )
 
-    def normal_form(self, n: int) -> Sequence[Linear]:
-        """The same as it was given."""
-        return (
-            Linear(
-                n,
-                -math.inf if self.lower is None else self.lower,
-                math.inf if self.upper is None else self.upper,
-                self.G,
-                0.0 if self.h is None else self.h,
-                self.A,
-                0.0 if self.b is None else self.b,
-            ),
-        )
-
     # what a set writes
 
     def start(self, like: Tensor) -> Tensor:
@@ -169,8 +80,8 @@ class Polyhedron(Constraint):
         found = minimise(program._replace(q=g.detach().double().reshape(program.q.shape)))
         if bool(found.endless.any()):
             raise ValueError(
-                "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a Polyhedron "
-                "that is not; add bounds, or use the method 'sqp'"
+                "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a "
+                f"{type(self).__name__} that is not; add bounds, or use the method 'sqp'"
             )
         return _placed(found, g)
 
@@ -191,6 +102,13 @@ class Polyhedron(Constraint):
         program = self.linear(z)
         target = z.detach().double().reshape(program.q.shape)
         return _placed(minimise(program.towards(target)), z)
+
+    def settled(self, x: Tensor, z: Tensor) -> Tensor:
+        """The projection x of z where a formula has found it; where x misses a row, by steps."""
+        missed = ~(self._excess(x) <= 0)
+        if not bool(missed.any()):
+            return x
+        return torch.where(missed.unsqueeze(-1), LinearSet.project(self, z), x)
 
     def retract(self, x: Tensor) -> Tensor:
         """x where it satisfies all rows to rounding, otherwise the projection."""
@@ -237,8 +155,10 @@ class Polyhedron(Constraint):
         return face_of_answer(self, found, x, noise.reshape(-1))
 
     def as_polyhedron(self, like: Tensor) -> Polyhedron:
-        """The set itself."""
-        return self
+        """The same rows and bounds."""
+        A, b, G, h = self.rows_of(like)
+        bounds = (part.expand(*part.shape[:-1], like.shape[-1]) for part in self.bounds(like))
+        return Polyhedron(G, h, A, b, *bounds).as_bound()
 
     def lowest(self, g: Tensor) -> Tensor:
         """What the multipliers of the linear program prove, −∞ where there is no least value."""
@@ -282,8 +202,99 @@ class Polyhedron(Constraint):
 
 
 @dataclass(frozen=True)
+class Polyhedron(LinearSet):
+    """{x : G x ≤ h, A x = b, l ≤ x ≤ u}; any part may be left out.
+
+    Rows may be redundant, depend on each other or be zero. Where no point satisfies all of them the
+    problem ends with status INFEASIBLE, and x is NaN; where f falls for ever, with UNBOUNDED.
+
+    The default method is then "sqp".
+
+    Args:
+        G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
+        h: A number, (m,) or (B, m); infinity for a row that does not count.
+        A: (k, n) or (B, k, n), dense or sparse.
+        b: A number, (k,) or (B, k).
+        lower: l, a number, (*shape) or (B, *shape); None or −∞ where there is none.
+        upper: u, likewise; None or ∞ where there is none.
+
+    """
+
+    G: Tensor | None = field(default=None, metadata=matrix())
+    h: Value | None = field(
+        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True, apart=True)
+    )
+    A: Tensor | None = field(default=None, metadata=matrix())
+    b: Value | None = field(default=None, metadata=entries(harmless=0.0, grows=True, apart=True))
+    lower: Value | None = field(
+        default=None, metadata=entries(harmless=-math.inf, infinite=True, grows=True)
+    )
+    upper: Value | None = field(
+        default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True)
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("G", "A"):
+            value: Any = getattr(self, name)
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                object.__setattr__(self, name, value.to_dense())
+        super().__post_init__()
+        for left, right in (("G", "h"), ("A", "b")):
+            rows, total = getattr(self, left), getattr(self, right)
+            if (rows is None) != (total is None):
+                missing, given = (left, right) if rows is None else (right, left)
+                raise ValueError(f"{missing}: expected a tensor to go with {given}, got None")
+            if rows is not None:
+                check_rows(left, rows, right, total)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """Rows that have as many entries as the variable."""
+        values = {
+            right: rows_bound(left, rows, getattr(self, right), shape, dtype, device)
+            for left, right in (("G", "h"), ("A", "b"))
+            if (rows := getattr(self, left)) is not None
+        }
+        given = self.changed(**values) if values else self
+        return super(Polyhedron, given).bind(shape, dtype, device)
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A, b, G and h with no rows where there are none, differentiable."""
+        n = like.shape[-1]
+        blank = like.new_zeros(0, n)
+        A = blank if self.A is None else self.A
+        G = blank if self.G is None else self.G
+        b = blank[:, 0] if self.b is None else tensor_of(self.b)
+        h = blank[:, 0] if self.h is None else tensor_of(self.h)
+        return A, b, G, h
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """l and u, infinite where there are none, differentiable."""
+        low = like.new_full((), -torch.inf) if self.lower is None else tensor_of(self.lower)
+        high = like.new_full((), torch.inf) if self.upper is None else tensor_of(self.upper)
+        return low, high
+
+    def normal_form(self, n: int) -> Sequence[Linear]:
+        """The same as it was given."""
+        return (
+            Linear(
+                n,
+                -math.inf if self.lower is None else self.lower,
+                math.inf if self.upper is None else self.upper,
+                self.G,
+                0.0 if self.h is None else self.h,
+                self.A,
+                0.0 if self.b is None else self.b,
+            ),
+        )
+
+    def as_polyhedron(self, like: Tensor) -> Polyhedron:
+        """The set itself."""
+        return self
+
+
+@dataclass(frozen=True)
 class _Minimum(Minimum):
-    constraint: Polyhedron
+    constraint: LinearSet
     program: Program | Thin
     answer: Answer
 
@@ -292,6 +303,39 @@ class _Minimum(Minimum):
 
     def face(self, x: Tensor, noise: Tensor) -> LinearFace:
         return face_of_answer(self.constraint, self.answer, x, noise)
+
+
+def check_rows(left: str, rows: Tensor, right: str, total: Value) -> None:
+    """Raise unless a parameter holds rows, and another one as many numbers."""
+    if rows.dim() < 2:
+        raise ValueError(
+            f"{left}: expected shape (m, n) or (*batch, m, n), got {tuple(rows.shape)}"
+        )
+    if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
+        raise ValueError(
+            f"{right}: expected shape ({rows.shape[-2]},) or (B, {rows.shape[-2]}), one "
+            f"for each row of {left}, got {tuple(total.shape)}"
+        )
+
+
+def rows_bound(
+    left: str,
+    rows: Tensor,
+    total: Value,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """The right-hand side of rows over variables of that shape, a number for each of them."""
+    n = math.prod(shape)
+    if rows.shape[-1] != n:
+        raise ValueError(
+            f"{left}: expected rows of {n} entries, as many as the variable has, got "
+            f"{tuple(rows.shape)}"
+        )
+    if not isinstance(total, Tensor):
+        total = torch.tensor(total, dtype=dtype, device=device)
+    return total.expand(rows.shape[-2]) if total.dim() == 0 else total
 
 
 def times_abs(rows: Tensor, x: Tensor) -> Tensor:
@@ -306,7 +350,7 @@ def _placed(found: Answer, like: Tensor) -> Tensor:
 
 
 def face_of_answer(
-    constraint: Polyhedron,
+    constraint: LinearSet,
     found: Answer,
     x: Tensor,  # (..., n)
     noise: Tensor,  # (B,), below which a multiplier counts as zero

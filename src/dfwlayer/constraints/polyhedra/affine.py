@@ -1,0 +1,142 @@
+"""Half-spaces, planes, affine sets and the non-negative orthant: polyhedra with short formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint, measured
+from dfwlayer.constraints.parameters import Value, entries, matrix, number, tensor_of
+from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, check_rows, rows_bound
+from dfwlayer.ops.rows import or_one
+
+__all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative"]
+
+
+@dataclass(frozen=True)
+class HalfSpace(LinearSet):
+    """{x : ⟨a, x⟩ ≤ b}.
+
+    Args:
+        normal: a, a number, (*shape) or (B, *shape). Where it is zero the set is everything, or
+            empty if b < 0.
+        level: b, a number, a 0-d tensor or (B,).
+
+    """
+
+    normal: Value = field(metadata=entries())
+    level: Value = field(metadata=number(harmless=1.0, grows=True))
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One row of G."""
+        A, b, _, _ = super().rows_of(like)
+        return A, b, *_row(self.normal, self.level)
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """z − a (⟨a, z⟩ − b)₊ / ⟨a, a⟩."""
+        return self.settled(_moved(z, self.normal, self.level, one_sided=True), z)
+
+
+@dataclass(frozen=True)
+class Hyperplane(LinearSet):
+    """{x : ⟨a, x⟩ = b}.
+
+    Args:
+        normal: a, a number, (*shape) or (B, *shape). Where it is zero the set is everything if
+            b = 0, and empty otherwise.
+        level: b, a number, a 0-d tensor or (B,).
+
+    """
+
+    normal: Value = field(metadata=entries())
+    level: Value = field(metadata=number(harmless=0.0, grows=True))
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One row of A."""
+        _, _, G, h = super().rows_of(like)
+        return *_row(self.normal, self.level), G, h
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """z − a (⟨a, z⟩ − b) / ⟨a, a⟩."""
+        return self.settled(_moved(z, self.normal, self.level, one_sided=False), z)
+
+
+@dataclass(frozen=True)
+class AffineSet(LinearSet):
+    """{x : A x = b}; rows may depend on each other or be zero.
+
+    Args:
+        A: (k, n) or (B, k, n), n the entries of a variable.
+        b: A number, (k,) or (B, k).
+
+    """
+
+    A: Tensor = field(metadata=matrix())
+    b: Value = field(metadata=entries(harmless=0.0, grows=True, apart=True))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rows("A", self.A, "b", self.b)
+
+    def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
+        """Rows that have as many entries as the variable."""
+        b = rows_bound("A", self.A, self.b, shape, dtype, device)
+        return super(AffineSet, self.changed(b=b)).bind(shape, dtype, device)
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A and b."""
+        _, _, G, h = super().rows_of(like)
+        return self.A, tensor_of(self.b), G, h
+
+    @measured
+    def _inverse(self) -> Tensor:
+        """A⁺, in double precision."""
+        inverse: Tensor = torch.linalg.pinv(self.A.detach().double())
+        return inverse
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """z − A⁺(A z − b), refined once."""
+        A, b = self.A.detach().double(), tensor_of(self.b).detach().double()
+        x = z.detach().double()
+        for _ in range(2):
+            missed = (A @ x.unsqueeze(-1)).squeeze(-1) - b
+            x = x - (self._inverse @ missed.unsqueeze(-1)).squeeze(-1)
+        return self.settled(x.to(z.dtype), z)
+
+
+@dataclass(frozen=True)
+class NonNegative(LinearSet):
+    """{x : x ≥ 0}."""
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """0 and ∞."""
+        return like.new_zeros(()), like.new_full((), torch.inf)
+
+    def scaled(self, factor: Tensor) -> Self:
+        """The set itself, which is a cone."""
+        return self
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """max(z, 0)."""
+        return z.detach().clamp_min(0)
+
+
+def _row(normal: Value, level: Value) -> tuple[Tensor, Tensor]:  # (..., 1, n) and (..., 1)
+    """⟨a, x⟩ and b as a matrix of one row."""
+    return tensor_of(normal).unsqueeze(-2), tensor_of(level).unsqueeze(-1)
+
+
+def _moved(z: Tensor, normal: Value, level: Value, one_sided: bool) -> Tensor:
+    """z along a, until ⟨a, x⟩ = b; or ≤ b, which it may be already."""
+    a, b = tensor_of(normal).detach().double(), tensor_of(level).detach().double().unsqueeze(-1)
+    size = or_one(a.abs().amax(-1, keepdim=True))  # in units of it squares stay within range
+    a, b = a / size, b / size
+    square = or_one((a * a).sum(-1, keepdim=True))
+    x = z.detach().double()
+    for _ in range(2):  # the second time for what rounding left of the first
+        excess = (a * x).sum(-1, keepdim=True) - b
+        x = x - a * ((excess.clamp_min(0) if one_sided else excess) / square)
+    return x.to(z.dtype)
