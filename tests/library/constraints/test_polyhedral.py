@@ -207,7 +207,7 @@ def test_messages_of_sets_that_make_no_sense():
     q = torch.zeros(2, 4)
     f = dfw.Quadratic(None, q)
     with pytest.raises(ValueError, match=r"constraint: expected Box, .*, got LpBall with p = 2"):
-        dfw.PlaneCut(dfw.LpBall(2))
+        dfw.PlaneCut(dfw.LpBall(3))
     with pytest.raises(ValueError, match="constraint: expected bounds for every coordinate"):
         dfw.solve(f, dfw.PlaneCut(dfw.Box(-torch.inf, torch.inf), 1.0, 0.0))
     with pytest.raises(ValueError, match="weight: expected no zero where lower or upper is inf"):
