@@ -206,7 +206,7 @@ def test_coordinates_without_bounds():
 def test_messages_of_sets_that_make_no_sense():
     q = torch.zeros(2, 4)
     f = dfw.Quadratic(None, q)
-    with pytest.raises(ValueError, match=r"constraint: expected Box, .*, got LpBall with p = 2"):
+    with pytest.raises(ValueError, match=r"constraint: expected Box, .*, got LpBall with p = 3"):
         dfw.PlaneCut(dfw.LpBall(3))
     with pytest.raises(ValueError, match="constraint: expected bounds for every coordinate"):
         dfw.solve(f, dfw.PlaneCut(dfw.Box(-torch.inf, torch.inf), 1.0, 0.0))
