@@ -106,6 +106,30 @@ def _schatten(p, shape=(4, 3), flat=False):
     )
 
 
+def disc(gen: Generator, rows: int) -> dict[str, Tensor]:
+    normal = torch.randn(rows, 8, generator=gen, dtype=F64)
+    radius = uniform(gen, rows)
+    return {"radius": radius, "normal": normal, "level": 0.4 * radius * normal.norm(dim=-1)}
+
+
+def disc_point(gen: Generator, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """On the rim, held by the ball and by the plane."""
+    a, b, t = p["normal"], p["level"][:, None], p["radius"][:, None]
+    square = a.square().sum(-1, keepdim=True)
+    centre = b * a / square
+    y = torch.randn(*a.shape, generator=gen, dtype=F64)
+    y = y - (y * a).sum(-1, keepdim=True) * a / square
+    y = y / y.norm(dim=-1, keepdim=True) * (t**2 - b**2 / square).sqrt()
+    x = centre + y
+    return x, 0.7 * x / t - 0.3 * a
+
+
+def _disc_violation(x, p):
+    size = np.abs(p["normal"] * x).sum() + abs(p["level"])
+    off = abs(p["normal"] @ x - p["level"]) / size
+    return above(np.linalg.norm(x) / p["radius"] - 1, off)
+
+
 def spectraplex_point(gen: Generator, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Rank two of four, and a multiplier W ≻ 0 on the rest beside that of the trace."""
     t = own["trace"][:, None]
@@ -157,6 +181,17 @@ ROUND_CASES = {
     "SchattenBall, p=1.5": _schatten(1.5, flat=True),
     "SchattenBall, p=3": _schatten(3.0, (3, 4), flat=True),
     "SpectralBall": _schatten(np.inf, flat=True),
+    "Euclidean ball in a plane": SetCase(
+        disc,
+        lambda p: dfw.PlaneCut(dfw.LpBall(2, p["radius"]), p["normal"], p["level"]),
+        None,
+        _disc_violation,
+        bad=(
+            ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
+            ({"radius": -1.0}, "radius: expected numbers ≥ 0, found -1|radius: expected a finite"),
+        ),
+        designed=disc_point,
+    ),
     "Spectraplex": SetCase(
         lambda gen, rows: {"trace": uniform(gen, rows)},
         lambda p: dfw.Spectraplex(p["trace"]),

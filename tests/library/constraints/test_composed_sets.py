@@ -1,7 +1,9 @@
 """What sets that are made of others, or of a function, owe beyond the table of sets."""
 
+import copy
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -222,3 +224,53 @@ def test_gradients_on_the_spectraplex():
     )
     with pytest.raises(ValueError, match="trace: a Spectraplex is a set of square matrices"):
         dfw.solve(dfw.Quadratic(None, q[:, :8]), dfw.Spectraplex())
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0, -1.0])
+def test_a_euclidean_ball_in_a_plane(level):
+    """The same as an intersection; at the ends of the levels a point; copies and pickles."""
+    gen = torch.Generator().manual_seed(7)
+    normal = torch.randn(5, generator=gen, dtype=F64)
+    normal = normal / normal.norm()
+    z = torch.randn(6, 5, generator=gen, dtype=F64) * torch.logspace(-2, 1, 6, dtype=F64)[:, None]
+    cut = pickle.loads(pickle.dumps(dfw.PlaneCut(dfw.LpBall(2, 1.0), normal, level)))
+    flat = dfw.PlaneCut(dfw.Simplex(), 1.0, 1.0)
+    assert repr(copy.deepcopy(flat)) == repr(flat)
+    sol = dfw.solve(dfw.Quadratic(None, -z), cut, tol=1e-12)
+    assert sol.converged.all()
+    assert (cut.violation(sol.x) <= 4e-16).all()
+    if abs(level) == 1:
+        torch.testing.assert_close(sol.x, (level * normal).expand(6, 5), rtol=0, atol=1e-7)
+        return
+    both = dfw.Intersection(dfw.LpBall(2, 1.0), dfw.Hyperplane(normal, level))
+    torch.testing.assert_close(sol.x, dfw.solve(dfw.Quadratic(None, -z), both).x)
+    away = sol.x - z
+    gap = (away * sol.x).sum(-1) - cut.lowest(away)
+    assert (gap <= 1e-13).all()
+
+
+def test_gradients_of_a_euclidean_ball_in_a_plane():
+    """Also where the ball does not hold x, and without a normal."""
+    gen = torch.Generator().manual_seed(8)
+    R = torch.randn(5, 5, generator=gen, dtype=F64)
+    P = R @ R.mT / 5 + 0.2 * torch.eye(5, dtype=F64)
+    size = torch.tensor([0.05, 1.0, 10.0], dtype=F64)[:, None]
+    q = (size * torch.randn(3, 5, generator=gen, dtype=F64)).requires_grad_()
+    normal = torch.randn(3, 5, generator=gen, dtype=F64).requires_grad_()
+    radius = torch.full((3,), 1.2, dtype=F64, requires_grad=True)
+    level = torch.full((3,), 0.3, dtype=F64, requires_grad=True)
+
+    def solution(q, radius, normal, level):
+        cut = dfw.PlaneCut(dfw.LpBall(2, radius), normal, level)
+        return dfw.solve(dfw.Quadratic(P, q), cut, tol=1e-13).x.square()
+
+    leaves = (q, radius, normal, level)
+    assert torch.autograd.gradcheck(solution, leaves, atol=1e-6, fast_mode=True)
+    assert torch.autograd.gradgradcheck(solution, leaves, atol=1e-5, fast_mode=True)
+    everything = dfw.PlaneCut(dfw.LpBall(2, radius), torch.zeros(5, dtype=F64), 0.0)
+    ball = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(2, radius), tol=1e-12)
+    torch.testing.assert_close(
+        dfw.solve(dfw.Quadratic(P, q), everything, tol=1e-12).x, ball.x, rtol=1e-7, atol=1e-8
+    )
+    with pytest.raises(ValueError, match="p = 2 and no weights"):
+        dfw.PlaneCut(dfw.LpBall(2, 1.0, torch.ones(3)), 1.0, 0.5)

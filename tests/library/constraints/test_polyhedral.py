@@ -206,8 +206,8 @@ def test_coordinates_without_bounds():
 def test_messages_of_sets_that_make_no_sense():
     q = torch.zeros(2, 4)
     f = dfw.Quadratic(None, q)
-    with pytest.raises(ValueError, match=r"constraint: expected Box, .*, got LpBall with p = 2"):
-        dfw.PlaneCut(dfw.LpBall(2))
+    with pytest.raises(ValueError, match=r"constraint: expected Box, .*, got LpBall with p = 3"):
+        dfw.PlaneCut(dfw.LpBall(3))
     with pytest.raises(ValueError, match=r"a number between 0 and inf, .* found -1"):
         dfw.solve(f, dfw.PlaneCut(dfw.Box(lower=0.0), 1.0, -1.0))
     with pytest.raises(ValueError, match=r"radius: expected numbers ≥ 4, .* found 1"):

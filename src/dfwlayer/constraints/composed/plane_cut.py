@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.balls.disc import Disc
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.composed.built import Built
@@ -56,7 +58,7 @@ class PlaneCut(Built, PolyhedralSet):
 
     Args:
         constraint: S, one of `Box`, `CappedSimplex`, `KSparse`, `L1Box`, `Simplex`, or `LpBall`
-            with p = 1; coordinates may have no bounds, or one.
+            with p = 1, or p = 2 and no weights; coordinates may have no bounds, or one.
         normal: a, a number, (n,) or (B, n).
         level: b, a number, a 0-d tensor or (B,), which ⟨a, x⟩ has to take somewhere on S.
 
@@ -65,6 +67,14 @@ class PlaneCut(Built, PolyhedralSet):
     constraint: Constraint
     normal: Value = field(default=1.0, metadata=entries(harmless=0.0))
     level: Value = field(default=1.0, metadata=number(harmless=0.0, grows=True))
+
+    def __new__(  # a Euclidean ball in a plane is one of a dimension less
+        cls, constraint: Constraint | None = None, normal: Value = 1.0, level: Value = 1.0
+    ) -> Self:
+        """The set, or the `Disc` that it is."""
+        if isinstance(constraint, LpBall) and constraint.p == 2 and constraint.weight is None:
+            return Disc(constraint.radius, normal, level)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         base = self.constraint
@@ -77,7 +87,7 @@ class PlaneCut(Built, PolyhedralSet):
             )
             raise ValueError(
                 "constraint: expected Box, CappedSimplex, KSparse, L1Box, Simplex or LpBall with "
-                f"p = 1, got {found}"
+                f"p = 1, or p = 2 and no weights, got {found}"
             )
         super().__post_init__()
 

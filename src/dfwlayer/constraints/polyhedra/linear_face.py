@@ -59,7 +59,6 @@ class LinearFace(Face):
     def solved(self, target: Tensor) -> Tensor:
         """The point of the face nearest to another one, differentiable in it and in the rows."""
         n, slopes, pinned = self.x.shape[-1], self._slopes(), self.pinned()
-        count = slopes.shape[-2]
         N = slopes * self.free.unsqueeze(-2)
         rest = self._totals() - (slopes @ pinned.unsqueeze(-1)).squeeze(-1)
         # rows that are none, or depend on others, have no force of their own
@@ -67,7 +66,7 @@ class LinearFace(Face):
         cross = N @ N.mT + torch.diag_embed(ridge)
         inside = torch.where(self.free, target, 0)
         lead = (N @ inside.unsqueeze(-1)).squeeze(-1) - rest
-        if count == 0 or n == 0:
+        if n == 0:
             return inside + pinned
         force = torch.linalg.solve(cross, lead.unsqueeze(-1))
         found: Tensor = inside - (N.mT @ force).squeeze(-1) + pinned
