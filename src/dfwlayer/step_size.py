@@ -252,10 +252,10 @@ def _lipschitz(
 ) -> tuple[Tensor, Tensor | None]:
     if given is not None:
         constant = torch.as_tensor(given, dtype=x.dtype, device=x.device)
-        if constant.dim() and len(constant) not in (1, *x.shape[:-1]):
+        if constant.numel() != 1 and constant.shape != x.shape[:-1]:
             raise ValueError(
                 f"lipschitz: expected a number or one for each of the problems, of which there "
-                f"are {math.prod(x.shape[:-1])}, got {len(constant)}"
+                f"are {math.prod(x.shape[:-1])}, got {tuple(constant.shape)}"
             )
         return constant.reshape(()) if constant.numel() == 1 else constant, None
     curvature = objective.curvature()

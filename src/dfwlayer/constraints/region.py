@@ -86,11 +86,12 @@ class _Multiplied(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b = ctx.saved_tensors
-        to_a, to_b = (b, a) if ctx.power == 1 else (1 / b, -a / (b * b))
         none = grad == 0
+        b = torch.where(none, 1, b)  # whose derivatives, too, are to be finite where none arrives
+        to_a, to_b = (b, a) if ctx.power == 1 else (1 / b, -a / (b * b))
         return (
             torch.where(none, 0, grad * to_a).sum_to_size(a.shape),
-            torch.where(none, 0, grad * to_b).sum_to_size(b.shape),
+            torch.where(none, 0, grad * to_b).sum_to_size(ctx.saved_tensors[1].shape),
             None,
         )
 

@@ -143,10 +143,10 @@ class LinearSet(Constraint):
         cone = program._replace(
             P=torch.eye(n, dtype=at.dtype, device=at.device).unsqueeze(0),
             q=g.detach().double().reshape(at.shape),
-            h=torch.where(tight[:, :m], 0, torch.inf),
+            h=torch.where(tight[:, :m], 0, torch.inf).to(at),
             b=torch.zeros_like(program.b),
-            upper=torch.where(tight[:, m : m + n], 0, torch.inf),
-            lower=torch.where(tight[:, m + n :], 0, -torch.inf),
+            upper=torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
+            lower=torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
         )
         found = minimise(cone)
         noise = 64 * torch.finfo(x.dtype).eps * g.detach().abs().amax(-1)
@@ -272,6 +272,11 @@ class Polyhedron(LinearSet):
         low = like.new_full((), -torch.inf) if self.lower is None else tensor_of(self.lower)
         high = like.new_full((), torch.inf) if self.upper is None else tensor_of(self.upper)
         return low, high
+
+    def is_plain(self, like: Tensor) -> bool:
+        """And that rows have as many entries as the variable."""
+        fits = (rows is None or rows.shape[-1] == like.shape[-1] for rows in (self.G, self.A))
+        return super().is_plain(like) and all(fits)
 
     def normal_form(self, n: int) -> Sequence[Linear]:
         """The same as it was given."""

@@ -111,11 +111,11 @@ class Program(NamedTuple):
             eye.unsqueeze(0),
             self.q,
             self.G,
-            torch.where(torch.isfinite(self.h), 0, torch.inf),
+            torch.where(torch.isfinite(self.h), 0, torch.inf).to(self.q),
             torch.cat((P, A), -2),
             self.q.new_zeros(len(self.q), P.shape[-2] + A.shape[-2]),
-            torch.where(torch.isfinite(self.lower), 0, -torch.inf),
-            torch.where(torch.isfinite(self.upper), 0, torch.inf),
+            torch.where(torch.isfinite(self.lower), 0, -torch.inf).to(self.q),
+            torch.where(torch.isfinite(self.upper), 0, torch.inf).to(self.q),
         )
 
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:  # (B, n), (B, n) -> (B, n)
