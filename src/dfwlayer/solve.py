@@ -77,7 +77,8 @@ def solve(
             by row. None for vectors, for what ``Smooth`` says, and for sets of matrices, which
             know it.
         method: "auto", "dfw" (the published method), "frank-wolfe", "projected-newton" (which
-            "auto" means, unless the set prefers another one), "active-set", or a method object.
+            "auto" means, unless the set prefers another one), "active-set", "sqp" (which "auto"
+            means for `Polyhedron` and `Intersection`), or a method object.
         differentiate: "implicit" (gradient of the exact solution), "unroll" (of the steps
             taken; method "auto" then means "dfw"), or "auto": unroll for "dfw", otherwise
             implicit.

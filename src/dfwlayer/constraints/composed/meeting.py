@@ -95,11 +95,9 @@ class Meeting(NamedTuple):
 
 def meet(sets: Sequence[Seen], P: Tensor, q: Tensor, most: int) -> Meeting:
     """Minimise ½ xᵀPx + qᵀx, P (·, n, n) and q (B, n), over the intersection of bound sets."""
-    batch, n = q.shape
     count = len(sets)
-    eye = torch.eye(n, dtype=q.dtype, device=q.device)
+    eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     rho = _first(P, q)
-    x = copies = q.new_zeros(count, batch, n)
     copies = torch.stack([part.project(torch.zeros_like(q)) for part in sets])
     x, y = copies.mean(0), torch.zeros_like(copies)
     best = Meeting(
