@@ -109,6 +109,40 @@ def test_sets_without_a_common_point():
     assert torch.isfinite(grad).all()
 
 
+OPEN = {
+    "box": (dfw.Box(lower=0.0), dfw.Box(0.0, 1.0)),
+    "half-space": (
+        dfw.Polyhedron(-torch.eye(N, dtype=F64)[:2], 0.1),
+        dfw.Polyhedron(-torch.eye(N, dtype=F64)[:2], 0.1, lower=-1.0, upper=1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", OPEN)
+def test_a_set_without_bounds_on_some_sides(name, first):
+    """Wherever it stops, in whatever order they are given: feasible, and with a true bound."""
+    ball, (half, closed) = dfw.LpBall(2, 1.0), OPEN[name]
+    constraint = dfw.Intersection(half, ball) if first else dfw.Intersection(ball, half)
+    P, q = draw(3)
+    expected = dfw.solve(dfw.Quadratic(P, q), dfw.Intersection(ball, closed), tol=1e-10)
+    for most in (1, 3, 1000):
+        sol = dfw.solve(dfw.Quadratic(P, q), constraint, max_steps=most)
+        assert (constraint.violation(sol.x) <= 1e-14).all()
+        assert (sol.value - expected.value <= sol.gap + 1e-12).all()
+    assert sol.converged.all()
+    torch.testing.assert_close(sol.x, expected.x, rtol=0, atol=1e-9)
+
+
+def test_a_solution_at_the_corner_of_all_sets():
+    """x = 0, beside which no distance of the copies is small."""
+    z = torch.tensor([[-0.2, -0.1, -0.5], [-3.0, -0.1, -0.2]], dtype=F64)
+    constraint = dfw.Intersection(dfw.LpBall(2, 1.0), dfw.Box(lower=0.0))
+    sol = dfw.solve(dfw.Quadratic(None, -z), constraint)
+    assert (sol.x == 0).all()
+    assert (sol.num_steps < 100).all()
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -70,9 +70,16 @@ class Seen(NamedTuple):
         return self.outside(self.inner.vertex(g))
 
     def lowest(self, g: Tensor) -> Tensor:
-        """min ⟨g, s⟩."""
+        """min ⟨g, s⟩, −∞ where the set is open in a direction in which that falls."""
         low = self.inner.lowest(g)
+        endless = self.inner.open_ended(g)
+        if endless is not None:
+            low = torch.where((endless & (g != 0)).any(-1), -torch.inf, low)
         return low if self.centre is None else low + (g * self.centre).sum(-1)
+
+    def is_bounded(self, n: int) -> bool:
+        """Whether every linear function has a least value on the set."""
+        return bool(torch.isfinite(self.inner.diameter(n)).all())
 
     def violation(self, x: Tensor) -> Tensor:
         """How far x is outside."""
@@ -119,7 +126,8 @@ def meet(sets: Sequence[Seen], P: Tensor, q: Tensor, most: int) -> Meeting:
         y = y + rho[:, 0] * (mixed - copies)
         done = best.exact | best.empty
         best = best._replace(steps=best.steps + ~done)
-        size = copies.abs().amax((0, -1)) + x.abs().amax(-1) + 1e-300
+        # x may be zero; the way that the forces have held it back is not
+        size = copies.abs().amax((0, -1)) + (y / rho[:, 0]).abs().amax((0, -1)) + 1e-300
         primal = (x - copies).abs().amax((0, -1)) / size
         dual = (rho[:, 0] * (copies - before)).sum(0).abs().amax(-1)
         scale = y.abs().amax((0, -1)) + times(P, x).abs().amax(-1) + q.abs().amax(-1) + 1e-300
@@ -243,11 +251,16 @@ def _accepted(
 
 
 def gap_of(sets: Sequence[Seen], x: Tensor, gradient: Tensor, forces: Sequence[Tensor]) -> Tensor:
-    """f(x) − f* ≤ Σ ⟨g_i, x⟩ − min ⟨g_i, s⟩ over S_i, for any g_i that add up to the gradient."""
+    """f(x) − f* ≤ Σ ⟨g_i, x⟩ − min ⟨g_i, s⟩ over S_i, for any g_i that add up to the gradient.
+
+    What the forces leave of it is for a set that is bounded, if there is one.
+    """
     rest = gradient + sum(forces)
     gap = torch.zeros_like(x[..., 0])
+    bounded = (i for i, part in enumerate(sets) if part.is_bounded(x.shape[-1]))
+    carrier = next(bounded, 0)
     for i, (part, force) in enumerate(zip(sets, forces, strict=True)):
-        own = rest - force if i == 0 else -force
+        own = rest - force if i == carrier else -force
         gap = gap + ((own * x).sum(-1) - part.lowest(own))
     return gap
 

@@ -15,7 +15,6 @@ from dfwlayer.linalg.quadratic.units import in_units
 
 __all__ = ["Answer", "duality_gap", "minimise"]
 
-FALL = 1e-9  # of f along a direction of size one, in units of its slope
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
 NEAR = 1e-6  # of a solution: residuals and gap, relative
