@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import cache, wraps
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.abilities import Atoms, Recordable
+from dfwlayer.constraints.binding import ASKED, bound_first, bound_type, copied
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
@@ -26,10 +25,6 @@ from dfwlayer.ops.scale import Scale
 __all__ = ["Around", "Atoms", "Constraint", "Face", "Recordable", "measured"]
 
 _T = TypeVar("_T")
-
-# what a set may be asked before it is bound, and which of the answers are points
-POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
-ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
 
 
 class Around(NamedTuple):
@@ -81,7 +76,7 @@ class Constraint(ABC):
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         for name in () if cls.bound else ASKED & vars(cls).keys():
-            setattr(cls, name, _bound_first(name, vars(cls)[name]))
+            setattr(cls, name, bound_first(name, vars(cls)[name]))
 
     def __post_init__(self) -> None:
         for name, about in table(type(self)).items():
@@ -274,12 +269,12 @@ class Constraint(ABC):
 
     def changed(self, **values: Any) -> Self:
         """The set with other values in some of its fields, which are not checked."""
-        return _copied(self, type(self), values)
+        return copied(self, type(self), values)
 
     def as_bound(self, **values: Any) -> Self:
         """The bound set with these values, whose parameters are all tensors of the right shape."""
-        bound: type[Self] = _bound_type(type(self))
-        return _copied(self, bound, values)
+        bound: type[Self] = bound_type(type(self))
+        return copied(self, bound, values)
 
     def _parameters(self, change: Callable[[Parameter, Tensor], Tensor]) -> dict[str, Tensor]:
         about = table(type(self))
@@ -421,53 +416,3 @@ class Constraint(ABC):
     def as_recordable(self) -> Recordable | None:
         """The set, where its operations may be recorded in a CUDA graph."""
         return None
-
-
-_Set = TypeVar("_Set", bound=Constraint)
-
-
-def _copied(constraint: Constraint, kind: type[_Set], values: dict[str, Any]) -> _Set:
-    """A copy of that type with other values, unchecked and without what it has kept."""
-    copy, known = object.__new__(kind), vars(constraint)
-    vars(copy).update({name: known[name] for name in _names(kind)} | values)
-    return copy
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-@cache
-def _bound_type(kind: type[_Set]) -> type[_Set]:
-    """The type of bound sets of that type, whose methods need not be bound first."""
-    if kind.bound:
-        return kind
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "bound": True}
-    found = ((name, getattr(kind, name)) for name in ASKED)
-    direct = {name: ask.__wrapped__ for name, ask in found if hasattr(ask, "__wrapped__")}
-    make: Any = type(kind)
-    made: type[_Set] = make(kind.__name__, (kind,), names | direct)
-    return made
-
-
-def _bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which a set that is not bound yet asks of one that is."""
-
-    @wraps(method)
-    def ask(self: Constraint, *given: Any, **named: Any) -> Any:
-        if self.bound:
-            return method(self, *given, **named)
-        first = (*given, *named.values())[0]
-        like = first if isinstance(first, Tensor) else self.blank(first)
-        shape = tuple(like.shape[-self.variable_dims :])
-        bound = self.bind(shape, like.dtype, like.device)
-
-        def flat(value: Any) -> Any:
-            return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
-
-        named = {key: flat(value) for key, value in named.items()}
-        found = getattr(bound, name)(*map(flat, given), **named)
-        return found.unflatten(-1, shape) if name in POINTS else found
-
-    return ask

@@ -33,10 +33,12 @@ def relaxed(run: Solve, arguments: Arguments, settings: Settings, found: Solutio
     if not bool(lost.any()):
         return found
     task = bind(arguments, settings)
-    objective, constraint = task.objective, task.constraint
+    objective = task.objective
+    like = torch.empty(objective.shape, dtype=objective.dtype, device=objective.device).flatten()
+    constraint = task.constraint.as_polyhedron(like)
     if not isinstance(constraint, Polyhedron):
         raise ValueError(
-            "on_infeasible: 'least-violation' is for Polyhedron and intersections of such, got "
+            "on_infeasible: 'least-violation' is for sets of linear rows, such as Polyhedron, got "
             f"{type(arguments.constraint).__name__}"
         )
     index = lost.nonzero().squeeze(-1)

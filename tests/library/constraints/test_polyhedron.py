@@ -141,5 +141,9 @@ def test_rows_give_way_as_little_as_they_can():
     expected = torch.tensor([[2.25, -0.75], [2.0, -1.0]], dtype=F64)
     torch.testing.assert_close(sol.x.detach(), expected)
     assert torch.autograd.gradcheck(lambda q, h: solution(q, h).x, (q, h), atol=1e-5)
+    A = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=F64)
+    affine = dfw.AffineSet(A, torch.tensor([1.0, 2.0], dtype=F64))
+    sol = dfw.solve(dfw.Quadratic(P, q[0]), affine, on_infeasible="least-violation")
+    torch.testing.assert_close(sol.x.detach(), expected[0], rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="on_infeasible: expected 'nan' or 'least-violation'"):
         dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G, h), on_infeasible="zero")

@@ -1,0 +1,68 @@
+"""How a set that is asked on its own is bound first, and how copies of sets are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.base import Constraint
+
+__all__ = ["ASKED", "bound_first", "bound_type", "copied"]
+
+_Set = TypeVar("_Set", bound="Constraint")
+
+# what a set may be asked before it is bound, and which of the answers are points
+POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
+ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
+
+
+def copied(constraint: Constraint, kind: type[_Set], values: dict[str, Any]) -> _Set:
+    """A copy of that type with other values, unchecked and without what it has kept."""
+    copy, known = object.__new__(kind), vars(constraint)
+    vars(copy).update({name: known[name] for name in _names(kind)} | values)
+    return copy
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@cache
+def bound_type(kind: type[_Set]) -> type[_Set]:
+    """The type of bound sets of that type, whose methods need not be bound first."""
+    if kind.bound:
+        return kind
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "bound": True}
+    found = ((name, getattr(kind, name)) for name in ASKED)
+    direct = {name: ask.__wrapped__ for name, ask in found if hasattr(ask, "__wrapped__")}
+    make: Any = type(kind)
+    made: type[_Set] = make(kind.__name__, (kind,), names | direct)
+    return made
+
+
+def bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which a set that is not bound yet asks of one that is."""
+
+    @wraps(method)
+    def ask(self: Constraint, *given: Any, **named: Any) -> Any:
+        if self.bound:
+            return method(self, *given, **named)
+        first = (*given, *named.values())[0]
+        like = first if isinstance(first, Tensor) else self.blank(first)
+        shape = tuple(like.shape[-self.variable_dims :])
+        bound = self.bind(shape, like.dtype, like.device)
+
+        def flat(value: Any) -> Any:
+            return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
+
+        named = {key: flat(value) for key, value in named.items()}
+        found = getattr(bound, name)(*map(flat, given), **named)
+        return found.unflatten(-1, shape) if name in POINTS else found
+
+    return ask
