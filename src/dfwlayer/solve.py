@@ -267,7 +267,7 @@ def _settings(given: Given, preferred: str) -> Settings:
 
 def check_wish(on_infeasible: str) -> None:
     """Raise ValueError for anything but what x may be where the set is empty."""
-    if on_infeasible not in ("nan", "least-violation"):
+    if not isinstance(on_infeasible, str) or on_infeasible not in ("nan", "least-violation"):
         raise ValueError(
             f"on_infeasible: expected 'nan' or 'least-violation', got {shown(on_infeasible)}"
         )

@@ -172,7 +172,9 @@ def active_case(name: str) -> GradientProblem:
         problem = case.problem
         # in units of one, and not where rounding is amplified
         plain = problem.units == Units() and problem.dtype == "float64" and case.pull == 1
-        if case.situation == "active" and plain and 2 < problem.set.n < 9:
+        # the sum over problems that share a parameter may vanish by chance
+        apart = all(p.batched for p in problem.params.values() if p.learned)
+        if case.situation == "active" and plain and apart and 2 < problem.set.n < 9:
             return case
     raise AssertionError(name)
 

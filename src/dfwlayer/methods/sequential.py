@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ __all__ = ["SequentialQP"]
 
 SHORTEST = 2.0**-40  # step of a line search
 FEASIBLE = 1e-11  # what rows may be missed by, relative to their terms, of a solved problem
+PATIENCE = 3  # steps in which f does not fall beyond rounding
 ENOUGH = 1e-4  # of the decrease that a model promises
 FLOOR = int(Status.ROUNDING_FLOOR)
 
@@ -89,29 +90,66 @@ def _quadratic(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
 
 
 def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
-    objective, n = problem.objective, x.shape[-1]
-    lead = x.shape[:-1]
+    n = x.shape[-1]
     at = problem.constraint.retract(x)
     at = torch.where(torch.isfinite(at).all(-1, keepdim=True), at, x)
     steps = torch.zeros(x.numel() // n, dtype=torch.long, device=x.device)
+    walk = _walked(problem, at, steps, settings)
+    model, found = walk.model, walk.found
+    if model is None or found is None:  # problems that were done early have been left behind
+        model = _model(problem, walk.x)
+        found = _minimum(problem, model, walk.x, LONG)
+    status = torch.where(walk.stopped, int(Status.STOPPED), _status(found, LONG))
+    status = torch.where(walk.going & (status == FLOOR), int(Status.MAX_STEPS), status)
+    # the multipliers are those of the last model, whose minimiser x is to rounding
+    arrived = (found.exact & ~walk.going).unsqueeze(-1)
+    found = found.moved(torch.where(arrived, found.x, walk.x.double().reshape(-1, n)))
+    return _outcome(problem, model, found, x, status, walk.steps, settings)
+
+
+class _Walk(NamedTuple):
+    """Where the steps of Newton's method have led."""
+
+    x: Tensor  # (..., n)
+    steps: Tensor  # (B,)
+    going: Tensor  # (B,), not done when the steps were used up
+    stopped: Tensor  # (B,), by the callback
+    model: Model | None  # at x, None where only some of the problems have one
+    found: Minimum | None  # its minimiser
+
+
+def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> _Walk:
+    """Steps from a point of the set; once half of the problems are done, the others go on alone."""
+    objective, lead = problem.objective, at.shape[:-1]
     going = torch.ones_like(steps, dtype=torch.bool)
+    none, idle = ~going, torch.zeros_like(steps)
     model = _model(problem, at)
     found = _minimum(problem, model, at, LONG)
-    status = _status(found, LONG)
-    for _ in range(settings.max_steps):
+    for _ in range(int(steps.amax()) if steps.numel() else 0, settings.max_steps):
         value, gradient = objective.value_and_gradient(at)
         if settings.stopped(problem, at, value, gradient, steps.reshape(lead)):
-            status = torch.where(going, int(Status.STOPPED), status)
-            break
-        there = found.x.to(x.dtype).reshape(at.shape)
+            return _Walk(at, steps, none, going, model, found)
+        there = found.x.to(at.dtype).reshape(at.shape)
         way = there - at
         slope = (gradient * way).sum(-1)
         size = value.abs() + (gradient.abs() * way.abs()).sum(-1)
-        rounding = 4 * torch.finfo(x.dtype).eps * size
+        rounding = 4 * torch.finfo(at.dtype).eps * size
         sound = ~(found.empty | found.endless)
-        going = going & sound & (-slope > rounding).reshape(-1)
+        going = going & sound & (-slope > rounding).reshape(-1) & (idle < PATIENCE)
         if not bool(going.any()):
-            break
+            return _Walk(at, steps, none, none, model, found)
+        part = _left(problem, going, settings)
+        if part is not None:
+            index = going.nonzero().squeeze(-1)
+            rest = _walked(part, at[index], steps[index], settings)
+            return _Walk(
+                at.index_copy(0, index, rest.x),
+                steps.index_copy(0, index, rest.steps),
+                none.index_copy(0, index, rest.going),
+                none,
+                None,
+                None,
+            )
         length = torch.ones_like(value)
         short = going.reshape(lead)
         while bool(short.any()):
@@ -122,15 +160,17 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         moved = torch.where(length.unsqueeze(-1) == 1, there, at + length.unsqueeze(-1) * way)
         at = torch.where(going.reshape(lead).unsqueeze(-1), moved, at)
         steps = steps + going
+        idle = torch.where((value - trial > rounding).reshape(-1), 0, idle + 1)
         model = _model(problem, at)
         found = _minimum(problem, model, at, LONG)
-        status = _status(found, LONG)
-    else:
-        status = torch.where(going & (status == FLOOR), int(Status.MAX_STEPS), status)
-    # the multipliers are those of the last model, whose minimiser x is to rounding
-    arrived = (found.exact & ~going).unsqueeze(-1)
-    found = found.moved(torch.where(arrived, found.x, at.double().reshape(-1, n)))
-    return _outcome(problem, model, found, x, status, steps, settings)
+    return _Walk(at, steps, going, none, model, found)
+
+
+def _left(problem: Problem, going: Tensor, settings: Settings) -> Problem | None:
+    """The problems that are not done, where these are few and can be told apart."""
+    if settings.callback is not None or going.numel() < 2 or 2 * int(going.sum()) > going.numel():
+        return None
+    return problem.rows(going.nonzero().squeeze(-1))
 
 
 LONG = 10**6  # steps of a single program, which has its own limits

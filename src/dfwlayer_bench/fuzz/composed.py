@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.fuzz.base import Design, Excess, SetRow
+from dfwlayer_bench.fuzz.base import Design, Excess, SetRow, norm
 from dfwlayer_bench.fuzz.data import LONG, Array, Draw, Param, Params, Wide, wide
+from dfwlayer_bench.fuzz.polyhedra import most
 
-__all__ = ["CentreRow", "CutRow", "ProductRow"]
+__all__ = ["BallBoxRow", "CentreRow", "CutRow", "ProductRow"]
 
 
 @dataclass(frozen=True)
@@ -255,3 +256,90 @@ class ProductRow(SetRow):
             equations.append(e)
             masks.append(m)
         return torch.cat(equations), torch.cat(masks)
+
+
+@dataclass(frozen=True)
+class BallBoxRow(SetRow):
+    """{x : ‖x‖₂ ≤ t, l ≤ x ≤ u} with l ≤ 0 ≤ u, as an intersection."""
+
+    def draw(self, draw: Draw) -> Params:
+        rng, shape = draw.rng, (draw.rows, self.n)
+        target = np.abs(draw.around(self.n))
+        radius = draw.radius(np.sqrt((target**2).sum(-1)))
+        reach = np.where(target.max(-1, keepdims=True) > 0, target.max(-1, keepdims=True), 1.0)
+        lower = -reach * rng.choice([0.0, 0.3, 1.0, 2.0], shape)
+        upper = reach * rng.choice([0.3, 1.0, 2.0], shape)
+        return self.named(
+            radius=Param(radius, True, 1),
+            lower=Param(lower, True, 1),
+            upper=Param(upper, True, 1),
+        )
+
+    def code(self) -> str:
+        name = self.prefix
+        box = f"dfw.Box({name}lower, {name}upper)"
+        return f"dfw.Intersection(dfw.LpBall(2, {name}radius), {box})"
+
+    def excess(self, x: Array, p: Wide) -> list[Excess]:
+        t, zero = self.of(p, "radius"), np.zeros(len(x), LONG)
+        # a point of two sets is rounded into one of them at a time
+        return [
+            Excess("norm", norm(x, 2.0) - t, 16 * t),
+            Excess("upper", most(x - self.of(p, "upper")), zero),
+            Excess("lower", most(self.of(p, "lower") - x), zero),
+        ]
+
+    def vertex(self, g: Array, p: Wide) -> Array:
+        """clip(−μg, l, u) with the largest μ that the ball allows."""
+        t, lower, upper = (self.of(p, name) for name in ("radius", "lower", "upper"))
+        size = np.abs(g).max(-1, keepdims=True)
+        unit = g / np.where(size > 0, size, 1)
+        least = np.where(unit == 0, np.inf, np.abs(unit)).min(-1, keepdims=True)
+        reach = np.maximum(np.abs(lower), np.abs(upper)).max(-1, keepdims=True)
+        low, high = 0 * size, 2 * reach / np.where(np.isfinite(least), least, 1)
+        s = np.where(size > 0, np.where(g > 0, lower, np.where(g < 0, upper, 0)), 0)
+        inside = (norm(s, 2.0) <= t)[:, None]
+        for _ in range(160):
+            mu = 0.5 * (low + high)
+            fits = (norm(np.clip(-mu * unit, lower, upper), 2.0) <= t)[:, None]
+            low, high = np.where(fits, mu, low), np.where(fits, high, mu)
+        held: Array = np.where(inside, s, np.clip(-low * unit, lower, upper))
+        return held
+
+    def lowest(self, g: Array, p: Wide) -> Array:
+        """Weak duality, with the multiplier that the vertex has: min ⟨g, s⟩ + μ/2 (‖s‖² − t²)."""
+        t, s = self.of(p, "radius"), self.vertex(g, p)
+        lower, upper = self.of(p, "lower"), self.of(p, "upper")
+        free = (s > lower) & (s < upper) & (s != 0)
+        ratio = np.where(free, -g / np.where(free, s, 1), 0).max(-1)
+        mu = np.maximum(ratio, 0)[:, None]
+        at = np.clip(-g / np.where(mu > 0, mu, 1), lower, upper)
+        at = np.where(mu > 0, at, np.where(g > 0, lower, np.where(g < 0, upper, 0)))
+        bound: Array = (g * at).sum(-1) + 0.5 * mu[:, 0] * ((at * at).sum(-1) - t * t)
+        return bound
+
+    def design(self, draw: Draw, situation: str) -> Design:
+        rng, shape = draw.rng, (draw.rows, self.n)
+        lower, upper = -rng.uniform(0.5, 1.5, shape), rng.uniform(0.5, 1.5, shape)
+        side = rng.choice([-1, 0, 1], shape) if situation == "active" else np.zeros(shape)
+        side[:, 0] = 0
+        x = lower + (upper - lower) * rng.uniform(0.1, 0.9, shape)
+        x = np.where(np.abs(x) < 0.1, 0.2, x)
+        x = np.where(side < 0, lower, np.where(side > 0, upper, x))
+        held = np.full(draw.rows, situation == "active")
+        radius = np.sqrt((x**2).sum(-1)) * np.where(held, 1.0, 1.5)
+        price = np.where(held, rng.uniform(0.2, 1.0, draw.rows), 0.0)
+        force = price[:, None] * x + side * rng.uniform(0.2, 1.0, shape)
+        params = self.named(
+            radius=Param(radius, True, 1),
+            lower=Param(lower, True, 1),
+            upper=Param(upper, True, 1),
+        )
+        return Design(params, x, force, {"low": side < 0, "high": side > 0, "held": held})
+
+    def active(self, x: Tensor, p: dict[str, Tensor], notes: dict[str, Tensor]) -> Any:
+        low, high = notes["low"], notes["high"]
+        bound = torch.where(high, self.of(p, "upper"), self.of(p, "lower"))
+        pinned = x - torch.where(low | high, bound, torch.zeros_like(x))
+        ball = 0.5 * ((x * x).sum(-1) - self.of(p, "radius") ** 2)[None]
+        return torch.cat([pinned, ball]), torch.cat([low | high, notes["held"][None]])

@@ -54,6 +54,20 @@ SETS: dict[str, dict[str, str]] = {
     "dfw.Birkhoff": {"n": "2", "rounds": "20"},
     "dfw.Product": {"sets": "[dfw.LpBall(1), dfw.Simplex()]", "sizes": "[2, 2]"},
     "dfw.Shifted": {"constraint": "dfw.LpBall(1)", "centre": "torch.zeros(4)"},
+    "dfw.Polyhedron": {
+        "G": "torch.ones(1, 4)",
+        "h": "torch.ones(1)",
+        "A": "torch.tensor([[1.0, -1.0, 0.0, 0.0]])",
+        "b": "torch.zeros(1)",
+        "lower": "-torch.ones(4)",
+        "upper": "2.0",
+    },
+    "dfw.HalfSpace": {"normal": "torch.ones(4)", "level": "1.0"},
+    "dfw.Hyperplane": {"normal": "torch.ones(4)", "level": "1.0"},
+    "dfw.AffineSet": {"A": "torch.ones(1, 4)", "b": "torch.ones(1)"},
+    "dfw.Transport": {"row_sums": "torch.ones(2)", "column_sums": "torch.ones(2)"},
+    "dfw.Spectraplex": {"trace": "1.0"},
+    "dfw.Intersection": {"*sets": "dfw.LpBall(2), dfw.Box(-0.5, 0.5)"},
     "dfw.CustomSet": {
         "vertex": "lambda c: torch.eye(4)[c.argmin()]",
         "batched": "False",
@@ -79,8 +93,27 @@ SETTINGS = {
     "step_size": "None",
     "temperature": "None",
     "verify": "True",
+    "on_infeasible": "'nan'",
 }
-LAYER = {"p": "1.0"} | {k: v for k, v in SETTINGS.items() if k != "x0"}
+LAYER = {"p": "1.0"} | {k: v for k, v in SETTINGS.items() if k not in ("x0", "on_infeasible")}
+LAYERS = {  # how a layer is made, and called
+    "dfw.QPLayer": (
+        {k: v for k, v in SETTINGS.items() if k != "x0"},
+        {
+            "Q": "torch.eye(4)",
+            "p": "torch.ones(4)",
+            "G": "-torch.eye(4)",
+            "h": "torch.ones(4)",
+            "A": "torch.ones(1, 4)",
+            "b": "torch.zeros(1)",
+        },
+    ),
+    "dfw.SetLayer": (
+        {"constraint": "dfw.Box(-1.0, 1.0)", "shape": "(4,)"}
+        | {k: v for k, v in SETTINGS.items() if k != "x0"},
+        {"*problem": "torch.ones(4)"},
+    ),
+}
 FORWARD = {
     "P": "torch.eye(4)",
     "q": "torch.ones(4)",
@@ -182,6 +215,12 @@ def draw_call(seed: int, index: int) -> BadCall:
         target = {"objective": objective[0], "constraint": constraint[0]}.get(
             str(part), "dfw.solve"
         )
+    elif kind < 7:
+        name = str(rng.choice(list(LAYERS)))
+        made, called = LAYERS[name]
+        bad = bool(rng.random() < 0.5)
+        text = _call(rng, name, made, spoilt=bad) + _call(rng, "", called, spoilt=not bad)
+        names, target = {*made, *called, "q"}, name
     elif kind < 8:
         bad = bool(rng.random() < 0.3)
         layer = _call(rng, "dfw.DFWLayer", LAYER, spoilt=bad, few=True)
@@ -230,6 +269,13 @@ def _call(
             "n",
             "z",
             "p",
+            "normal",
+            "level",
+            "row_sums",
+            "column_sums",
+            "Q",
+            "*sets",
+            "*problem",
         )
         arguments = {k: v for k, v in arguments.items() if k in needed and k in valid}
         if name == "dfw.L1Box" or "z" in valid:
@@ -242,7 +288,8 @@ def _call(
     starred = [v for k, v in arguments.items() if k.startswith("*")]
     if starred:  # Smooth(fn, *params, shape=...)
         keywords = [f"{k}={v}" for k, v in arguments.items() if k != "fn" and not k.startswith("*")]
-        return f"{name}({', '.join([arguments.get('fn', 'None'), *starred, *keywords])})"
+        first = [arguments.get("fn", "None")] if "fn" in valid else []
+        return f"{name}({', '.join([*first, *starred, *keywords])})"
     return f"{name}({', '.join(f'{k}={v}' for k, v in arguments.items())})"
 
 

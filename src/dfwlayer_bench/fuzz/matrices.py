@@ -13,7 +13,7 @@ from torch import Tensor
 from dfwlayer_bench.fuzz.base import Design, Excess, SetRow, norm, number, pulled, smooth_norm
 from dfwlayer_bench.fuzz.data import LONG, Array, Draw, Param, Params, Wide
 
-__all__ = ["SchattenRow", "singular_values"]
+__all__ = ["SchattenRow", "SpectraplexRow", "singular_values"]
 
 
 def singular_values(X: Array) -> Array:
@@ -135,3 +135,81 @@ class SchattenRow(SetRow):
         size = torch.linalg.svdvals(R @ M11 @ L).sum()
         rest = (M22 - left @ M12).reshape(-1)
         return torch.cat([rest, (size - t)[None]]), held.expand(len(rest) + 1)
+
+
+@dataclass(frozen=True)
+class SpectraplexRow(SetRow):
+    """X positive semidefinite with trace t, as a vector of its entries row by row."""
+
+    order: int
+    rank: int = 1  # of a designed solution
+
+    def draw(self, draw: Draw) -> Params:
+        target = draw.around(self.n).reshape(draw.rows, self.order, self.order)
+        values = np.linalg.eigvalsh(0.5 * (target + np.swapaxes(target, -1, -2)))
+        return self.named(trace=Param(draw.radius(np.maximum(values, 0).sum(-1)), True, 1))
+
+    def code(self) -> str:
+        return f"dfw.Spectraplex({self.prefix}trace)"
+
+    def _square(self, x: Array) -> Array:
+        return x.reshape(-1, self.order, self.order)
+
+    def excess(self, x: Array, p: Wide) -> list[Excess]:
+        X, t = self._square(x), self.of(p, "trace")
+        found = [
+            Excess("trace", np.abs(np.trace(X, axis1=-2, axis2=-1) - t), t),
+            Excess("symmetry", np.abs(X - np.swapaxes(X, -1, -2)).max((-1, -2)), 0 * t),
+        ]
+        if x.dtype != object:  # eigenvalues have no fractions
+            unit = np.where(t > 0, t, 1)[:, None, None]
+            values = np.linalg.eigvalsh((X / unit).astype(np.float64)).min(-1)
+            # those of a rounded matrix are off by its size times its order
+            found.append(Excess("eigenvalue", -values * unit[:, 0, 0], 8 * self.order * t))
+        return found
+
+    def inside(self, p: Wide) -> Array:
+        eye = np.eye(self.order, dtype=LONG).reshape(1, -1)
+        inside: Array = self.of(p, "trace")[:, None] * eye / self.order
+        return inside
+
+    def vertex(self, g: Array, p: Wide) -> Array:
+        unit = np.abs(g).max(-1, keepdims=True)
+        G = self._square((g / np.where(unit > 0, unit, 1)).astype(np.float64))
+        v = np.linalg.eigh(0.5 * (G + np.swapaxes(G, -1, -2)))[1][..., 0].astype(LONG)
+        v = v / np.sqrt((v * v).sum(-1, keepdims=True))
+        s: Array = self.of(p, "trace")[:, None] * (v[:, :, None] * v[:, None, :]).reshape(
+            len(g), -1
+        )
+        return s
+
+    def design(self, draw: Draw, situation: str) -> Design:
+        rng, B, k = draw.rng, draw.rows, self.order
+        U = np.linalg.qr(rng.standard_normal((B, k, k)))[0]
+        low = np.arange(k) >= (self.rank if situation == "active" else k)
+        values = np.where(low, 0.0, rng.uniform(0.5, 1.5, (B, k)))
+        force = np.where(low, -rng.uniform(0.2, 1.0, (B, k)), 0.0) + rng.standard_normal((B, 1))
+
+        def matrix(diagonal: Array) -> Array:
+            product: Array = (U * diagonal[:, None, :]) @ np.swapaxes(U, -1, -2)
+            return product.reshape(B, -1)
+
+        params = self.named(trace=Param(values.sum(-1), True, 1))
+        rank = np.full(B, self.rank if situation == "active" else k)
+        return Design(params, matrix(values), matrix(force), {"U": U, "rank": rank})
+
+    def active(self, x: Tensor, p: dict[str, Tensor], notes: dict[str, Tensor]) -> Any:
+        X = x.reshape(self.order, self.order)
+        M = notes["U"].mT @ X @ notes["U"]
+        level = (torch.trace(X) - self.of(p, "trace"))[None]
+        skew = (X - X.mT)[*torch.triu_indices(self.order, self.order, 1)]
+        r = self.rank
+        # near a matrix of rank r the rank stays r where M₂₂ = M₂₁ M₁₁⁻¹ M₁₂
+        rest = M[r:, r:] - M[r:, :r] @ torch.linalg.solve(M[:r, :r], M[:r, r:])
+        rest = rest[*torch.triu_indices(*rest.shape)]
+        low = (notes["rank"] < self.order).expand(len(rest))
+        every = torch.ones_like(notes["rank"], dtype=torch.bool)[None]
+        return (
+            torch.cat([level, skew, rest]),
+            torch.cat([every, every.expand(len(skew)), low]),
+        )

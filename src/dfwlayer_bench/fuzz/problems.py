@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dfwlayer_bench.fuzz.balls import EllipsoidRow, GroupRow, LpRow
 from dfwlayer_bench.fuzz.base import SetRow
-from dfwlayer_bench.fuzz.composed import CentreRow, CutRow, ProductRow
+from dfwlayer_bench.fuzz.composed import BallBoxRow, CentreRow, CutRow, ProductRow
 from dfwlayer_bench.fuzz.data import KINDS, TIGHTNESS, Array, Draw, Params, wide
 from dfwlayer_bench.fuzz.hulls import BirkhoffRow, CustomRow
-from dfwlayer_bench.fuzz.matrices import SchattenRow
+from dfwlayer_bench.fuzz.linear import PolyhedronRow, TransportRow
+from dfwlayer_bench.fuzz.matrices import SchattenRow, SpectraplexRow
 from dfwlayer_bench.fuzz.objectives import (
     LeastSquaresRow,
     ObjectiveRow,
@@ -119,6 +120,27 @@ def _birkhoff(rng: np.random.Generator, _n: int) -> SetRow:
     return BirkhoffRow(order * order, order)
 
 
+def _polyhedron(rng: np.random.Generator, n: int) -> SetRow:
+    base = str(rng.choice(["box", "simplex", "solid"]))
+    if rng.random() < 0.2:
+        return PolyhedronRow(max(n, 2), bounded=True, prefix="set_")
+    return PolyhedronRow(min(n, 16), base, int(rng.choice([0, 0, 1, 4])), prefix="set_")
+
+
+def _spectraplex(rng: np.random.Generator, _n: int) -> SetRow:
+    order = int(rng.integers(1, 5))
+    return SpectraplexRow(order * order, order, int(rng.integers(1, max(2, order))))
+
+
+def _transport(rng: np.random.Generator, _n: int) -> SetRow:
+    units = int(rng.integers(2, 6))
+    cuts = (np.sort(rng.choice(units - 1, int(rng.integers(1, units)), False)) for _ in range(2))
+    rows, columns = (
+        tuple(int(k) for k in np.diff([0, *(cut + 1).tolist(), units])) for cut in cuts
+    )
+    return TransportRow(len(rows) * len(columns), rows, columns)
+
+
 SETS: dict[str, Maker] = {
     **{f"LpBall {p:g}": _lp(p) for p in (1.0, 1.05, 1.1, 1.5, 2.0, 3.0, 10.0, math.inf)},
     "LpBall p": lambda rng, n: _lp(round(float(1 + rng.exponential(1.5)), 3) or 1.0)(rng, n),
@@ -138,6 +160,11 @@ SETS: dict[str, Maker] = {
     "SpectralBall": _schatten(math.inf),
     "SchattenBall": _schatten(None),
     "Birkhoff": _birkhoff,
+    "Polyhedron": _polyhedron,
+    "Transport": _transport,
+    "Spectraplex": _spectraplex,
+    "Disc": lambda rng, n: CutRow(max(n, 3), LpRow(max(n, 3), 2.0), bool(rng.random() < 0.3)),
+    "Intersection": lambda _rng, n: BallBoxRow(min(n, 12)),
     "Product": _product,
     "Shifted": _centred,
     "CustomSet": _custom,
@@ -299,9 +326,13 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     if unbounded and method == "active-set":  # which says that it needs a bounded set
         method = "auto"
     many = method == "active-set" and not row.flat  # vertices without end
-    slow = name in ("CustomSet", "PlaneCut", "Birkhoff") or method in ("frank-wolfe", "dfw") or many
+    slow = (
+        name in ("CustomSet", "PlaneCut", "Birkhoff", "Intersection")
+        or method in ("frank-wolfe", "dfw")
+        or many
+    )
     rows = int(rng.integers(16, 65) if slow else rng.integers(96, 321))
-    if row.n > 32:
+    if row.n > 32 or (name in PROGRAMS and method != "auto"):
         rows = int(rng.integers(2, 7))
     single = bool(rng.random() < 0.06)
     draw = Draw(rng, 1 if single else rows, kind, tight)
@@ -327,6 +358,9 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
         return problem.only(0)
     return problem if only is None else problem.only(only)
 
+
+PROGRAMS = ("Polyhedron", "Transport", "Intersection")
+"""Sets for which methods other than the default solve a program in every step."""
 
 CURVED = ("quadratic, none", "quadratic, own", "quadratic, shared", "quadratic, diagonal")
 """Objectives with curvature everywhere, for sets with coordinates that have no bounds."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from dfwlayer.constraints.face import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.quadratic import Saddle
+from dfwlayer.ops.rows import or_one
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
@@ -62,7 +63,7 @@ class LinearFace(Face):
         N = slopes * self.free.unsqueeze(-2)
         rest = self._totals() - (slopes @ pinned.unsqueeze(-1)).squeeze(-1)
         # rows that are none, or depend on others, have no force of their own
-        ridge = 64 * torch.finfo(N.dtype).eps * (1 + N.detach().square().sum(-1))
+        ridge = 64 * torch.finfo(N.dtype).eps * or_one(N.detach().square().sum(-1))
         cross = N @ N.mT + torch.diag_embed(ridge)
         inside = torch.where(self.free, target, 0)
         lead = (N @ inside.unsqueeze(-1)).squeeze(-1) - rest

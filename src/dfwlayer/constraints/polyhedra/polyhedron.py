@@ -344,8 +344,9 @@ def rows_bound(
 
 
 def times_abs(rows: Tensor, x: Tensor) -> Tensor:
-    """Σ |row| |x|, what a row is the sum of."""
-    return (rows.abs() @ x.abs().unsqueeze(-1)).squeeze(-1)
+    """Σ |row| max |x|, what the rounding of a row is relative to: entries have the largest's."""
+    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True)
+    return rows.abs().sum(-1) * largest
 
 
 def _placed(found: Answer, like: Tensor) -> Tensor:

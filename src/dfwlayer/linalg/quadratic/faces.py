@@ -128,9 +128,19 @@ def _moved(program: Program | Thin, start: Corner, active: Tensor) -> Corner:
         missing = torch.where(rows, program.h - program.across(x)[:, :m], 0)
         u, more = face.nearest(-slope(), torch.cat((program.b - program.along(x), missing), -1))
         x, nu = x + u, nu + more
+    x = torch.where(_origin(program, x).unsqueeze(-1), 0, x)
     reduced = slope()  # what the bounds have to hold
     z = torch.cat((nu[:, k:], torch.where(above, -reduced, 0), torch.where(below, reduced, 0)), -1)
-    return Corner(x, nu[:, :k], z, active, start.exact)
+    # nothing holds x against an f that is zero
+    idle = (program.absolute().gradient(torch.ones_like(x)) == 0).all(-1, keepdim=True)
+    nu, z = torch.where(idle, 0, nu), torch.where(idle, 0, z)
+    return Corner(x, nu[:, :k], z, active & ~idle, start.exact)
+
+
+def _origin(program: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
+    """Where x, of size one in its units, is zero but for rounding, and zero is feasible."""
+    there = (program.limits >= 0).all(-1) & (program.b == 0).all(-1)
+    return there & (x.abs().amax(-1) <= ROUNDING)
 
 
 class _Verdict(NamedTuple):

@@ -38,6 +38,9 @@ class Saddle:
         batch, n = free.shape
         mask = free.to(H.dtype)
         kept = None
+        # in units of f, of which the multipliers have one and the normals none
+        size = H.abs().amax((-2, -1)).sqrt() if n else H.new_ones(len(H))
+        size = torch.where(size > 0, size, 1).unsqueeze(-1).expand(batch, 1)
         if batch == 1:  # what is not free, or zero, need not be there
             inside = free[0].nonzero().squeeze(-1)
             H, N = H[:, inside][:, :, inside], N[:, :, inside]
@@ -57,7 +60,7 @@ class Saddle:
         matrix.diagonal(dim1=-2, dim2=-1).copy_(
             torch.cat((H.diagonal(dim1=-2, dim2=-1) + (1 - mask), -blank.expand(batch, k)), -1)
         )
-        unit = _unit(matrix)
+        unit = _unit(matrix, torch.cat((1 / size.expand(-1, n), size.expand(-1, k)), -1))
         matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         ridge = torch.cat((mask, blank.expand(batch, k) - 1), -1) * RIDGE
         pivoted = torch.linalg.lu_factor_ex(matrix + torch.diag_embed(ridge))
@@ -121,10 +124,12 @@ class Saddle:
         return times(vectors, inverse * times(vectors.mT, right))
 
 
-def _unit(matrix: Tensor) -> Tensor:  # (B, n, n) -> (B, n)
-    """Powers of two that make the largest entries of rows and columns of a symmetric matrix one."""
+def _unit(matrix: Tensor, unit: Tensor) -> Tensor:  # (B, n, n), (B, n) -> (B, n)
+    """Powers of two that make the largest entries of rows and columns of a symmetric matrix one.
+
+    There are many where entries are zero: those next to units that are given.
+    """
     size = matrix.abs()
-    unit = size.new_ones(size.shape[:-1])
     for _ in range(PASSES if unit.shape[-1] else 0):
         largest = (size * unit.unsqueeze(-1) * unit.unsqueeze(-2)).amax(-1)
         unit = unit * torch.where(largest > 0, largest, 1).rsqrt()

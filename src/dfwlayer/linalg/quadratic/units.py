@@ -14,7 +14,7 @@ PASSES = 12  # of the scaling; the entries are within a factor of two of one ano
 
 
 def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
-    """Rows and columns with largest entries near one (Ruiz, 2001), and f with a slope near one."""
+    """Rows and columns with largest entries near one (Ruiz, 2001), x and ∇f of size one."""
     q, h, b = (torch.ones_like(part) for part in (program.q, program.h, program.b))
     units = Units(q, h, b, q[:, :1])
     flat = program.absolute()
@@ -25,12 +25,42 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
             rows=units.rows * _root(rows),
             equations=units.equations * _root(equations),
         )
+    size = _power(_size(program, flat, units))
+    units = units._replace(
+        x=units.x * size, rows=units.rows * size, equations=units.equations * size
+    )
     units = Units(*(_power(part) for part in units))
     bend = flat.extent(units)[1].mean(-1, keepdim=True)
     slope = (flat.q * units.x).amax(-1, keepdim=True)
     cost = torch.maximum(bend, slope)
     units = units._replace(cost=_power(torch.where(cost > 0, cost, 1)))
     return program.measured(units), units
+
+
+def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
+    """How large x is in these units, where limits and the minimiser of f agree that it is not one.
+
+    Limits on both sides of one tell nothing. Without limits other than zero it is the minimiser.
+    """
+    limits = torch.cat(
+        (
+            program.h / units.rows,
+            program.b / units.equations,
+            program.lower / units.x,
+            program.upper / units.x,
+        ),
+        -1,
+    ).abs()
+    told = torch.isfinite(limits) & (limits > 0)
+    least = torch.where(told, limits, torch.inf).amin(-1, keepdim=True)
+    most = torch.where(told, limits, 0).amax(-1, keepdim=True)
+    bend = flat.extent(units)[1].amax(-1, keepdim=True)
+    slope = (flat.q * units.x).amax(-1, keepdim=True)
+    far = torch.where((bend > 0) & (slope > 0), slope / torch.where(bend > 0, bend, 1), torch.inf)
+    some = told.any(-1, keepdim=True)
+    low = torch.minimum(least, far)
+    high = torch.where(some, most, torch.where(torch.isfinite(far), far, 1))
+    return torch.where(torch.isfinite(low), torch.ones_like(low).clamp(low, high), 1)
 
 
 def _root(size: Tensor) -> Tensor:

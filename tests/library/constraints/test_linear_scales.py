@@ -1,0 +1,70 @@
+"""Sets of rows in any unit: limits and objectives of 1e±25, sets of one point, an f that is zero."""
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+
+UNITS = [2.0**-83, 2.0**-30, 1.0, 2.0**30, 2.0**83]
+
+
+def matrices() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    A = torch.randn(6, 4, 4, dtype=torch.float64)
+    return A @ A.mT + 0.5 * torch.eye(4, dtype=torch.float64), torch.randn(6, 4).double()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("value", UNITS)
+def test_a_solution_and_its_gradient_do_not_depend_on_units(unit: float, value: float) -> None:
+    P, q = matrices()
+    ones = torch.ones(2, dtype=torch.float64)
+
+    def solved(t: float, f: float) -> tuple[torch.Tensor, torch.Tensor]:
+        slope = (f / t * q).requires_grad_()
+        sol = dfw.solve(dfw.Quadratic(f / t**2 * P, slope), dfw.Transport(t * ones, t * ones))
+        assert (sol.status == dfw.Status.CONVERGED).all()
+        (gradient,) = torch.autograd.grad(sol.x[:, 0].sum(), slope)
+        return sol.x.detach() / t, gradient * f / t**2
+
+    x, gradient = solved(unit, value)
+    expected, slope = solved(1.0, 1.0)
+    torch.testing.assert_close(x, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-12)
+    assert slope.abs().amax() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cone_that_is_one_point(dtype: torch.dtype) -> None:
+    P, q = (part.to(dtype) for part in matrices())
+    T = torch.eye(4, dtype=dtype) + torch.diag(torch.ones(3, dtype=dtype), 1)
+    rows = dfw.Polyhedron(G=torch.cat((T, -T)), h=torch.zeros(8, dtype=dtype))
+    sol = dfw.solve(dfw.Quadratic(P, 1e6 * q), rows)
+    assert (sol.x == 0).all()
+    # f is zero there, so tol, which is relative to it, cannot be met
+    assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
+
+
+def test_a_function_that_is_zero_is_least_everywhere() -> None:
+    q = torch.zeros(3, 4)
+    sol = dfw.solve(dfw.Quadratic(torch.zeros(4, 4), q), dfw.Transport(q[0, :2] + 1, q[0, :2] + 1))
+    assert (sol.status == dfw.Status.CONVERGED).all()
+    assert (sol.gap == 0).all()
+
+
+def test_newton_steps_end_where_f_falls_no_more() -> None:
+    torch.manual_seed(0)
+    F, d = torch.randn(40, 5, 4, dtype=torch.float64), torch.randn(40, 5, dtype=torch.float64)
+    objective = dfw.Smooth(
+        lambda x, F, d: ((F @ x.unsqueeze(-1)).squeeze(-1) - d).pow(4).sum(-1), F, d, shape=(4,)
+    )
+    half = torch.full((2,), 0.5, dtype=torch.float64)
+    sol = dfw.solve(objective, dfw.Transport(half, half))
+    assert (sol.status == dfw.Status.CONVERGED).all()
+    assert int(sol.num_steps.max()) < 40
+
+
+def test_a_wish_is_a_word() -> None:
+    q = torch.ones(2, 4)
+    with pytest.raises(ValueError, match="on_infeasible"):
+        dfw.solve(dfw.Quadratic(None, q), dfw.NonNegative(), on_infeasible=q.numpy())
