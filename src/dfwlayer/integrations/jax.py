@@ -193,9 +193,7 @@ class _Pullback:
     wanted: tuple[int, ...]  # inputs
 
     def outputs(self, specs: tuple[Spec, ...]) -> list[tuple[tuple[int, ...], Any]]:
-        return [
-            (specs[i].shape, str(specs[i].dtype).removeprefix("torch.")) for i in self.wanted
-        ]
+        return [(specs[i].shape, str(specs[i].dtype).removeprefix("torch.")) for i in self.wanted]
 
     def batches(self, specs: tuple[Spec, ...]) -> bool:
         return self.of.batches(specs[: -len(self.given)])
@@ -271,7 +269,10 @@ def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> 
     front = _front(tensors, specs)
     if front is None or recipe.batches(specs):
         return [out.detach().numpy() for out in recipe(tensors, specs)]
-    flat = [t.expand(*front, *spec.shape).flatten(0, len(front) - 1) for t, spec in zip(tensors, specs, strict=True)]
+    flat = [
+        t.expand(*front, *spec.shape).flatten(0, len(front) - 1)
+        for t, spec in zip(tensors, specs, strict=True)
+    ]
     each = [recipe([t[k] for t in flat], specs) for k in range(math.prod(front))]
     return [
         torch.stack([out.detach() for out in outs]).unflatten(0, front).numpy()
