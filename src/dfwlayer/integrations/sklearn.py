@@ -27,7 +27,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from dfwlayer.arguments import as_flag, as_integer, as_number
 from dfwlayer.constraints import Box, Constraint, LpBall
@@ -39,6 +39,8 @@ from dfwlayer.solve import solve
 __all__ = ["ConstrainedLasso", "L1LogisticRegression", "NonNegativeRegression", "Path"]
 
 Array = NDArray[Any]
+PRECISIONS = (np.float64, np.float32)
+SMALL = 2**20  # entries up to which a sparse matrix is solved for as a dense one, with more digits
 
 
 class Path(NamedTuple):
@@ -80,6 +82,18 @@ class _Limited(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
+    def _read(self, X: Any, y: Any, **checks: Any) -> tuple[Any, Any]:
+        """The data to fit to, in floating point; what is small is dense."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=list(PRECISIONS), **checks)
+        if sparse.issparse(X) and X.shape[0] * X.shape[1] <= SMALL:
+            X = X.toarray()
+        return X, y
+
+    def _again(self, X: Any) -> Any:
+        """The data to predict for."""
+        check_is_fitted(self)
+        return validate_data(self, X, accept_sparse="csr", dtype=list(PRECISIONS), reset=False)
+
     def _solved(
         self, objective: Objective, constraint: Constraint, start: Solution | None
     ) -> Solution:
@@ -110,8 +124,8 @@ class _Limited(BaseEstimator):  # type: ignore[misc]
             self.alpha_ = fit.alpha
         return self
 
-    def _weights(self, weight: Any, X: Any, intercepts: int, classes: int = 1) -> Tensor | None:
-        """Of the coefficients in the ball, zero for intercepts, None for ones."""
+    def _weights(self, weight: Any, X: Any, intercepts: int, rows: int = 1) -> Tensor | None:
+        """Of rows of coefficients and then of intercepts, which have none; None for ones."""
         count = X.shape[1]
         if weight is None and not intercepts:
             return None
@@ -121,17 +135,14 @@ class _Limited(BaseEstimator):  # type: ignore[misc]
                 f"weight: expected a number for each of the {count} features, got "
                 f"{own.dtype} of shape {own.shape}"
             )
-        padded = np.concatenate([own, np.zeros(intercepts)]).astype(X.dtype)
-        return torch.from_numpy(padded if classes == 1 else np.tile(padded, (classes, 1)))
+        padded = np.concatenate([np.tile(own, rows), np.zeros(intercepts)])
+        return torch.from_numpy(padded.astype(X.dtype))
 
 
 def _shares(sample_weight: Any, X: Any) -> Array:
     """What each sample counts, with sum one."""
     weight: Array = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-    total = weight.sum()
-    if not total > 0:
-        raise ValueError("sample_weight: expected a sum above 0, found 0")
-    return weight / total
+    return weight / weight.sum()  # which scikit-learn has found to be positive
 
 
 def _path(model: Any, radii: Iterable[float], problem: Any) -> Path:
@@ -171,9 +182,7 @@ class _Linear(RegressorMixin, _Limited):  # type: ignore[misc]
     """Least squares."""
 
     def _rows(self, X: Any, y: Any, sample_weight: Any) -> _Rows:
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=True
-        )
+        X, y = self._read(X, y, y_numeric=True)
         intercept = as_flag("fit_intercept", self.fit_intercept)
         y, share = np.asarray(y, X.dtype), _shares(sample_weight, X)
         root, mean, level, columns = np.sqrt(share), np.zeros(X.shape[1], X.dtype), 0.0, 0
@@ -192,10 +201,7 @@ class _Linear(RegressorMixin, _Limited):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """X β + intercept."""
-        check_is_fitted(self)
-        X = validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        X = self._again(X)
         found: Array = safe_sparse_dot(X, self.coef_) + self.intercept_
         return found
 
@@ -284,15 +290,17 @@ class _Labelled(NamedTuple):
 
     objective: Smooth
     X: Any
-    classes: int  # rows of coefficients: one for two classes
-    intercepts: int
+    rows: int  # of coefficients: one for two classes
+    intercepts: int  # for more classes one less, as only their differences matter
 
     def fit(self, solution: Solution) -> _Fit:
         """The coefficients of the solution."""
-        x = solution.x.numpy().reshape(self.classes, -1)
-        count = self.X.shape[1]
-        intercept = x[:, count] if self.intercepts else np.zeros(self.classes, x.dtype)
-        return _Fit(x[:, :count], intercept, solution, "radius")
+        coef, free = np.split(solution.x.numpy(), [self.rows * self.X.shape[1]])
+        intercept = np.zeros(self.rows, coef.dtype)
+        intercept[: self.intercepts] = free
+        if self.rows > 1:
+            intercept -= intercept.mean()
+        return _Fit(coef.reshape(self.rows, -1), intercept, solution, "radius")
 
 
 class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
@@ -343,35 +351,34 @@ class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
         return _path(self, radii, self._labelled(X, y, sample_weight))
 
     def _labelled(self, X: Any, y: Any, sample_weight: Any) -> _Labelled:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
+        X, y = self._read(X, y)
         check_classification_targets(y)
-        self.classes_, label = np.unique(y, return_inverse=True)
+        share = _shares(sample_weight, X)
+        counted = share > 0  # a class without a sample that counts would have no intercept
+        X, share = X[counted], torch.from_numpy(share[counted])
+        self.classes_, label = np.unique(y[counted], return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y: expected at least two classes, got one class, {self.classes_[0]!r}"
+                "y: expected at least two classes among the samples that count, got one class, "
+                f"{self.classes_[0]!r}"
             )
-        intercepts = int(as_flag("fit_intercept", self.fit_intercept))
-        share = torch.from_numpy(_shares(sample_weight, X))
-        columns = X.shape[1] + intercepts
-        if len(self.classes_) == 2:
+        rows = 1 if len(self.classes_) == 2 else len(self.classes_)
+        intercepts = max(1, rows - 1) if as_flag("fit_intercept", self.fit_intercept) else 0
+        matrix, size = tensor_of(X), rows * X.shape[1] + intercepts
+        if rows == 1:
             sign = torch.from_numpy((2 * label - 1).astype(X.dtype))
-            binary = Smooth(_two_classes, tensor_of(X), sign, share, shape=(columns,))
-            return _Labelled(binary, X, 1, intercepts)
-        rows = len(self.classes_)
-        labels = torch.from_numpy(label)
-        several = Smooth(_classes, tensor_of(X), labels, share, shape=(rows, columns))
-        return _Labelled(several, X, rows, intercepts)
+            loss = Smooth(_two_classes, matrix, sign, share, shape=size)
+        else:
+            loss = Smooth(_classes, matrix, torch.from_numpy(label), share, rows, shape=size)
+        return _Labelled(loss, X, rows, intercepts)
 
     def _fitted(self, data: _Labelled, radius: float, start: Solution | None = None) -> _Fit:
-        weight = self._weights(self.weight, data.X, data.intercepts, data.classes)
+        weight = self._weights(self.weight, data.X, data.intercepts, data.rows)
         return data.fit(self._solved(data.objective, LpBall(1, radius, weight), start))
 
     def decision_function(self, X: Any) -> Array:
         """Log-odds: (samples,) of the second class for two, otherwise (samples, classes)."""
-        check_is_fitted(self)
-        X = validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        X = self._again(X)
         scores: Array = safe_sparse_dot(X, self.coef_.T) + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
@@ -401,9 +408,11 @@ def _two_classes(x: Tensor, X: Tensor, sign: Tensor, share: Tensor) -> Tensor:
     return (share * softplus(-sign * scores)).sum()
 
 
-def _classes(x: Tensor, X: Tensor, label: Tensor, share: Tensor) -> Tensor:
-    """−Σ s_i log softmax(β x_i + c)_{y_i}."""
-    count = X.shape[1]
-    scores = X @ x[:, :count].T + x[:, count:].sum(1)
+def _classes(x: Tensor, X: Tensor, label: Tensor, share: Tensor, rows: int) -> Tensor:
+    """−Σ s_i log softmax(β x_i + c)_{y_i}; the last class has no intercept of its own."""
+    size = rows * X.shape[1]
+    scores = X @ x[:size].reshape(rows, -1).T
+    if len(x) > size:
+        scores = scores + pad(x[size:], (0, 1))
     chosen = scores.gather(1, label.unsqueeze(1)).squeeze(1)
     return (share * (scores.logsumexp(1) - chosen)).sum()
