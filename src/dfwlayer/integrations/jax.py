@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from dfwlayer.integrations.descriptions import (
     NAMES,
@@ -39,6 +40,7 @@ from dfwlayer.integrations.descriptions import (
     mirrored,
     problem_of,
 )
+from dfwlayer.ops.rows import common_shape
 from dfwlayer.solution import Status
 
 __all__ = ["Solution", "Status", "described", "solve"]
@@ -236,7 +238,7 @@ _Recipe = _Solve | _Pullback
 def _front(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> tuple[int, ...] | None:
     """The sizes of the dimensions in front of the tensors' own, None where there are none."""
     depth = tensors[0].dim() - len(specs[0].shape)
-    return torch.broadcast_shapes(*(t.shape[:depth] for t in tensors)) if depth else None
+    return common_shape(*(t.shape[:depth] for t in tensors)) if depth else None
 
 
 def _laid_out(tensor: Tensor, spec: Spec, layout: Any) -> Tensor:
@@ -256,7 +258,7 @@ def _host(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
     specs = tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
     if not any(isinstance(a, jax.core.Tracer) for a in arrays):
         return [jnp.asarray(out) for out in _called(recipe, specs, arrays)]
-    shapes = [jax.ShapeDtypeStruct(*out) for out in recipe.outputs(specs)]
+    shapes: Any = [jax.ShapeDtypeStruct(*out) for out in recipe.outputs(specs)]  # type: ignore[no-untyped-call]
     found: list[Any] = jax.pure_callback(
         lambda *values: _called(recipe, specs, values), shapes, *arrays, vmap_method="expand_dims"
     )
@@ -265,7 +267,7 @@ def _host(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
 
 def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> list[np.ndarray]:
     """With arrays for tensors; problems that cannot be one batch are called one by one."""
-    tensors = [torch.from_dlpack(value) for value in values]
+    tensors = [from_dlpack(value) for value in values]
     front = _front(tensors, specs)
     if front is None or recipe.batches(specs):
         return [out.detach().numpy() for out in recipe(tensors, specs)]
@@ -275,7 +277,7 @@ def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> 
     ]
     each = [recipe([t[k] for t in flat], specs) for k in range(math.prod(front))]
     return [
-        torch.stack([out.detach() for out in outs]).unflatten(0, front).numpy()
+        torch.stack([o.detach() for o in outs]).reshape(*front, *outs[0].shape).numpy()
         for outs in zip(*each, strict=True)
     ]
 

@@ -78,9 +78,16 @@ def solve(
     dtype = np.float32 if dtypes == {np.dtype(np.float32)} else np.float64
     with torch.no_grad():
         sol = problem.solved([tensor_of(array, dtype) for array in given])
-        found = (sol.x, sol.value, sol.gap, sol.num_steps, sol.status, sol.violation)
         prices = {name: price.numpy() for name, price in sol.multipliers.items()}
-    return Solution(*(each.numpy() for each in found), prices)
+        return Solution(
+            sol.x.numpy(),
+            sol.value.numpy(),
+            sol.gap.numpy(),
+            sol.num_steps.numpy(),
+            sol.status.numpy(),
+            sol.violation.numpy(),
+            prices,
+        )
 
 
 def tensor_of(array: Any, dtype: Any = None) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.extmath import safe_sparse_dot
@@ -142,7 +142,8 @@ class _Limited(BaseEstimator):  # type: ignore[misc]
 def _shares(sample_weight: Any, X: Any) -> Array:
     """What each sample counts, with sum one."""
     weight: Array = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-    return weight / weight.sum()  # which scikit-learn has found to be positive
+    shares: Array = weight / weight.sum()  # which scikit-learn has found to be positive
+    return shares
 
 
 def _path(model: Any, radii: Iterable[float], problem: Any) -> Path:
@@ -355,7 +356,7 @@ class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
         check_classification_targets(y)
         share = _shares(sample_weight, X)
         counted = share > 0  # a class without a sample that counts would have no intercept
-        X, share = X[counted], torch.from_numpy(share[counted])
+        X, share = X[counted], share[counted]
         self.classes_, label = np.unique(y[counted], return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
@@ -364,12 +365,13 @@ class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
             )
         rows = 1 if len(self.classes_) == 2 else len(self.classes_)
         intercepts = max(1, rows - 1) if as_flag("fit_intercept", self.fit_intercept) else 0
-        matrix, size = tensor_of(X), rows * X.shape[1] + intercepts
+        matrix, parts = tensor_of(X), torch.from_numpy(share)
+        size = rows * X.shape[1] + intercepts
         if rows == 1:
             sign = torch.from_numpy((2 * label - 1).astype(X.dtype))
-            loss = Smooth(_two_classes, matrix, sign, share, shape=size)
+            loss = Smooth(_two_classes, matrix, sign, parts, shape=size)
         else:
-            loss = Smooth(_classes, matrix, torch.from_numpy(label), share, rows, shape=size)
+            loss = Smooth(_classes, matrix, torch.from_numpy(label), parts, rows, shape=size)
         return _Labelled(loss, X, rows, intercepts)
 
     def _fitted(self, data: _Labelled, radius: float, start: Solution | None = None) -> _Fit:
