@@ -43,7 +43,7 @@ from dfwlayer.integrations.descriptions import (
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.solution import Status
 
-__all__ = ["Solution", "Status", "described", "solve"]
+__all__ = ["Solution", "Status", "described", "project", "solve"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -114,6 +114,11 @@ def solve(
     specs = tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
     problem.fit(specs)
     return Solution(*_differentiable(_Solve(problem))(*arrays))
+
+
+def project(z: Any, constraint: Described, **options: Any) -> jax.Array:
+    """The point of a set nearest to z, (*batch, ...), differentiably; options as in `solve`."""
+    return solve(mirrored("Quadratic")(None, -jnp.asarray(z)), constraint, **options).x
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
