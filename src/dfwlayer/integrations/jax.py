@@ -110,9 +110,8 @@ def solve(
     problem = problem_of(objective, constraint, x0 is not None, options, __name__)
     names = [*objective.names, *constraint.names] + ["x0"] * problem.start
     given = [*objective.arrays, *constraint.arrays] + [x0] * problem.start
-    arrays = _alike(dict(zip(_distinct(names), given, strict=True)))
-    specs = tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
-    problem.fit(specs)
+    arrays = _alike(names, given)
+    problem.fit(_specs(arrays))
     return Solution(*_differentiable(_Solve(problem))(*arrays))
 
 
@@ -121,22 +120,23 @@ def project(z: Any, constraint: Described, **options: Any) -> jax.Array:
     return solve(mirrored("Quadratic")(None, -jnp.asarray(z)), constraint, **options).x
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Objective and set may use a name both."""
-    return [name if name not in names[:i] else f"{name} of the set" for i, name in enumerate(names)]
-
-
-def _alike(given: dict[str, Any]) -> list[jax.Array]:
+def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
     """Arrays of JAX, those of floating point in one precision."""
-    arrays = {name: jnp.asarray(value) for name, value in given.items()}
-    floating = [a for a in arrays.values() if jnp.issubdtype(a.dtype, jnp.floating)]
-    dtype = jnp.result_type(*floating) if floating else None
-    for name, a in arrays.items():
+    arrays = [jnp.asarray(value) for value in given]
+    for name, a in zip(names, arrays, strict=True):
         if str(a.dtype) not in DTYPES:
             raise ValueError(
                 f"{name}: expected float32 or float64, got {a.dtype}; use .astype(jnp.float32)"
             )
-    return [a.astype(dtype) if a.dtype in ("float32", "float64") else a for a in arrays.values()]
+    floating = [jnp.issubdtype(a.dtype, jnp.floating) for a in arrays]
+    if not any(floating):
+        return arrays
+    dtype = jnp.result_type(*(a for a, real in zip(arrays, floating, strict=True) if real))
+    return [a.astype(dtype) if real else a for a, real in zip(arrays, floating, strict=True)]
+
+
+def _specs(arrays: Sequence[Any]) -> tuple[Spec, ...]:
+    return tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
 
 
 # what happens on the side of torch
@@ -184,8 +184,7 @@ class _Solve:
     def after(self, arrays: tuple[Any, ...], outs: Sequence[Any]) -> tuple[_Solve, tuple[Any, ...]]:
         """The same for a derivative, from where the solution is known to be."""
         problem = self.problem
-        specs = tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
-        if problem.fit(specs).mode != "implicit":
+        if problem.fit(_specs(arrays)).mode != "implicit":
             return self, arrays
         own = arrays[:-1] if problem.start else arrays
         return _Solve(replace(problem, start=True)), (*own, jax.lax.stop_gradient(outs[0]))
@@ -260,7 +259,7 @@ def _laid_out(tensor: Tensor, spec: Spec, layout: Any) -> Tensor:
 
 def _host(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
     """Call the recipe, at once where values are known, or as a part of the program."""
-    specs = tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
+    specs = _specs(arrays)
     if not any(isinstance(a, jax.core.Tracer) for a in arrays):
         return [jnp.asarray(out) for out in _called(recipe, specs, arrays)]
     shapes: Any = [jax.ShapeDtypeStruct(*out) for out in recipe.outputs(specs)]  # type: ignore[no-untyped-call]

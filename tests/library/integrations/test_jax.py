@@ -237,6 +237,8 @@ def test_least_squares_start_settings_and_unrolled_gradients():
     known = fitted(b)
     again = fitted(b, x0=known.x, tol=1e-9)
     np.testing.assert_allclose(again.x, known.x, atol=1e-9)
+    nearest = dfw.project(b, dfw.LpBall(2, 0.5))
+    np.testing.assert_allclose(nearest, 0.5 * b / jnp.linalg.norm(b), atol=1e-12)
     assert int(fitted(b, max_steps=0).status) != Status.CONVERGED
     unrolled = jax.grad(lambda b: fitted(b, method="dfw", max_steps=7).x[0])(b)
     B = tensor(b).requires_grad_()
@@ -270,6 +272,8 @@ def test_errors_name_the_argument():
         over_ball(P, q, w, jnp.asarray(-1.0))
     with pytest.raises(Exception, match="radius: expected numbers ≥ 0"):  # JAX's, with our words
         jax.block_until_ready(jax.jit(over_ball)(P, q, w, -1.0))
+    with pytest.raises(ValueError, match="q: expected float32 or float64, got"):
+        dfw.project(jnp.arange(3), dfw.Simplex())
     with pytest.raises(ValueError, match="method: expected one of"):
         over_ball(P, q, w, 0.3, method="newton")
     with pytest.raises(TypeError, match="unexpected keyword argument 'steps'"):

@@ -288,7 +288,7 @@ def test_what_does_not_fit_is_named(name, call):
         call()
 
 
-def test_matrices_may_share_q_and_have_a_P_each():
+def test_matrices_may_share_the_linear_term():
     """A q of the variable's shape is no batch of vectors."""
     q, P = randn(2, 2), matrix(3)
     found = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.5), shape=(2, 2))
