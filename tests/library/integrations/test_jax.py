@@ -312,4 +312,4 @@ assert len(found) == 3 and all(jnp.isfinite(g).all() for g in found)
 """
     if hasattr(__import__("os"), "sched_setaffinity"):
         code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + code
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=300)
