@@ -72,7 +72,7 @@ class Quadratic(Objective):
         alike = P is None or (P.dtype == q.dtype and P.device == q.device)
         if not alike or q.dtype not in WIDE:
             check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
-        if P is not None and q.dim() == 2 and P.dim() == 3:
+        if P is not None and q.dim() == 2 and P.dim() == 3 and P.shape[-1] == q.shape[-1]:
             common_batch(self.batch_sizes)
 
     @property

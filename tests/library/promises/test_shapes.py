@@ -286,3 +286,14 @@ BAD = [
 def test_what_does_not_fit_is_named(name, call):
     with pytest.raises(ValueError, match=rf"^{name}:"):
         call()
+
+
+def test_matrices_may_share_the_linear_term():
+    """A q of the variable's shape is no batch of vectors."""
+    q, P = randn(2, 2), matrix(3)
+    found = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.5), shape=(2, 2))
+    for i in range(3):
+        alone = dfw.solve(dfw.Quadratic(P[i], q), dfw.LpBall(1, 0.5), shape=(2, 2))
+        torch.testing.assert_close(found.x[i], alone.x)
+    with pytest.raises(ValueError, match="P: batch of 3 problems does not go with the 2 of q"):
+        dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.5))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer import Box, CappedSimplex, LpBall, Quadratic, Simplex, solve
-from dfwlayer.constraints.base import Constraint
+import dfwlayer
+from dfwlayer import Quadratic, solve
 from dfwlayer.engines import compiled
 from dfwlayer_bench.problems.reference import project_l1
 
@@ -36,9 +37,9 @@ class Ball:
     p: int
     radius: Tensor  # (...)
 
-    def constraint(self) -> Constraint:
-        """The set as the library has it."""
-        return LpBall(self.p, self.radius)
+    def constraint(self, library: Any = dfwlayer) -> Any:
+        """The set as the library has it, or as one with the same names."""
+        return library.LpBall(self.p, self.radius)
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point, without the library's code; y is (..., n)."""
@@ -64,13 +65,13 @@ class Bounds:
     upper: float
     total: float | None = None
 
-    def constraint(self) -> Constraint:
-        """The set as the library has it."""
+    def constraint(self, library: Any = dfwlayer) -> Any:
+        """The set as the library has it, or as one with the same names."""
         if self.total is None:
-            return Box(self.lower, self.upper)
+            return library.Box(self.lower, self.upper)
         if math.isinf(self.upper):
-            return Simplex(self.total)
-        return CappedSimplex(self.total, self.upper)
+            return library.Simplex(self.total)
+        return library.CappedSimplex(self.total, self.upper)
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point, without the library's code; y is (..., n)."""

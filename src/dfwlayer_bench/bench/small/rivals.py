@@ -16,7 +16,7 @@ from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.systems.base import Setting, load
 from dfwlayer_bench.systems.jaxopt import value_and_gradient
 
-__all__ = ["prepare_daqp", "prepare_jaxopt", "prepare_proxqp", "prepare_qpax"]
+__all__ = ["jax_passes", "prepare_daqp", "prepare_jaxopt", "prepare_proxqp", "prepare_qpax"]
 
 Solve = Callable[..., Any]  # of JAX arrays, for one problem
 
@@ -55,7 +55,7 @@ def prepare_jaxopt(problem: Problem) -> Passes:
         "max_steps": max_steps,
         "gradient": "implicit, LU",
     }
-    return _jax_passes(problem, x_of, parameters, settings)
+    return jax_passes(problem, x_of, parameters, settings)
 
 
 def _jax_projection(given: Ball | Bounds) -> tuple[Solve, tuple[Tensor, ...]]:
@@ -113,10 +113,10 @@ def prepare_qpax(problem: Problem) -> Passes:
         return primal(P, q, A, b, G, h, solver_tol=tol, target_kappa=kappa)
 
     settings: dict[str, Setting] = {"solver_tol": tol, "target_kappa": kappa, "at_once": 64}
-    return _jax_passes(problem, x_of, (), settings, at_once=64)
+    return jax_passes(problem, x_of, (), settings, at_once=64)
 
 
-def _jax_passes(
+def jax_passes(
     problem: Problem,
     x_of: Solve,
     parameters: tuple[Tensor, ...],

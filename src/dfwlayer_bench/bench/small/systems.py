@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 import dfwlayer
 from dfwlayer_bench.bench.ours import compiled_ahead, not_compiled
 from dfwlayer_bench.bench.small import rivals
-from dfwlayer_bench.bench.small.problems import SETS, Problem
+from dfwlayer_bench.bench.small.problems import SETS, Ball, Problem
 from dfwlayer_bench.bench.turns import Passes, TimedSystem
+from dfwlayer_bench.systems.base import load
 
 __all__ = ["SYSTEMS", "SmallSystem"]
 
@@ -31,6 +33,17 @@ def _ours(problem: Problem) -> Passes:
     return Passes.of(x_of, problem.q, problem.value, {"tol": TOL})
 
 
+def _from_jax(problem: Problem) -> Passes:
+    library, given = load("dfwlayer.integrations.jax"), problem.set
+    parameters = (given.radius,) if isinstance(given, Ball) else ()
+
+    def x_of(q: Any, P: Any, *radius: Any) -> Any:
+        body = replace(given, radius=radius[0]) if radius else given
+        return library.solve(library.Quadratic(P, q), body.constraint(library), tol=TOL).x
+
+    return rivals.jax_passes(problem, x_of, parameters, {"tol": TOL})
+
+
 TOL = 1e-12  # of the gap, relative to f
 POLYHEDRA = ("box", "simplex", "capped-simplex")
 
@@ -39,6 +52,9 @@ SYSTEMS: dict[str, SmallSystem] = {
     for system in (
         SmallSystem("dfwlayer", "dfwlayer", compiled_ahead(_ours), ("numba",)),
         SmallSystem("dfwlayer-eager", "dfwlayer, not compiled", not_compiled(_ours)),
+        SmallSystem(
+            "dfwlayer-jax", "dfwlayer from JAX", compiled_ahead(_from_jax), ("jax", "numba")
+        ),
         SmallSystem("jaxopt", "jaxopt", rivals.prepare_jaxopt, ("jaxopt", "jax")),
         SmallSystem("qpax", "qpax", rivals.prepare_qpax, ("qpax", "jax"), POLYHEDRA),
         SmallSystem(

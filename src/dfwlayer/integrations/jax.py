@@ -1,0 +1,331 @@
+"""Solves of this library in JAX, under ``jit``, ``grad`` and ``vmap``.
+
+    import dfwlayer.integrations.jax as dfw
+
+    @jax.jit
+    def loss(q, t):
+        return dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, radius=t)).x.sum()
+
+    jax.grad(loss, argnums=(0, 1))(q, 2.0)
+
+Every objective and set of the library is here by its own name, and takes JAX arrays, traced or
+not, where the library takes tensors; `described` does the same for a set of your own. The solve
+is a callback from JAX, its arrays are read where they are (DLPack) and the results are copied by
+JAX. What ``vmap`` maps over becomes the batch of one solve.
+
+Needs jax; nothing else in this package imports it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from dfwlayer.integrations.descriptions import (
+    NAMES,
+    Described,
+    Problem,
+    Spec,
+    described,
+    mirrored,
+    problem_of,
+)
+from dfwlayer.ops.rows import common_shape
+from dfwlayer.solution import Status
+
+__all__ = ["Solution", "Status", "described", "project", "solve"]
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+class Solution(NamedTuple):
+    """The outcome of `solve`, (*batch, ...) as in `dfwlayer.Solution`; a pytree."""
+
+    x: jax.Array  # with its gradient
+    value: jax.Array  # f(x), with its gradient
+    gap: jax.Array  # f(x) − f* ≤ gap
+    num_steps: jax.Array  # int32
+    status: jax.Array  # int32, codes of `dfwlayer.Status`
+
+
+def __getattr__(name: str) -> Callable[..., Described]:
+    """The objectives and sets of the library, taking arrays."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return mirrored(name)
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *NAMES))
+
+
+jax.tree_util.register_pytree_node(
+    Described,
+    lambda node: (node.arrays, (node.names, node.form)),
+    lambda known, arrays: Described(tuple(arrays), *known),
+)
+
+
+def solve(
+    objective: Described, constraint: Described, *, x0: Any = None, **options: Any
+) -> Solution:
+    """Minimise f(x; θ) over a convex set, differentiably in every array; see `dfwlayer.solve`.
+
+    Reverse mode, to any order, as far as the library's derivatives go: ``jax.grad``, ``vjp``,
+    ``jacrev`` and these of each other. Forward mode (``jvp``, ``jacfwd``, ``hessian``) is refused
+    by JAX with a TypeError.
+
+    Args:
+        objective: ``Quadratic``, ``LeastSquares`` or ``Smooth`` of this module; the function of
+            ``Smooth`` is written in torch.
+        constraint: A set of this module.
+        x0: Start, without a gradient.
+        options: ``method``, ``tol``, ``max_steps``, ``shape`` and the others of
+            `dfwlayer.solve`.
+
+    Returns:
+        The `Solution`. Arrays of different precision are brought to the larger one.
+
+    Raises:
+        ValueError: Naming the argument. Under ``jit`` values are looked at when the program runs;
+            what is wrong with them then arrives as JAX's error, with that message at its end.
+
+    """
+    problem = problem_of(objective, constraint, x0 is not None, options, __name__)
+    names = [*objective.names, *constraint.names] + ["x0"] * problem.start
+    given = [*objective.arrays, *constraint.arrays] + [x0] * problem.start
+    arrays = _alike(names, given)
+    problem.fit(_specs(arrays))
+    return Solution(*_differentiable(_Solve(problem))(*arrays))
+
+
+def project(z: Any, constraint: Described, **options: Any) -> jax.Array:
+    """The point of a set nearest to z, (*batch, ...), differentiably; options as in `solve`."""
+    return solve(mirrored("Quadratic")(None, -jnp.asarray(z)), constraint, **options).x
+
+
+def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
+    """Arrays of JAX, those of floating point in one precision."""
+    arrays = [jnp.asarray(value) for value in given]
+    for name, a in zip(names, arrays, strict=True):
+        if str(a.dtype) not in DTYPES:
+            raise ValueError(
+                f"{name}: expected float32 or float64, got {a.dtype}; use .astype(jnp.float32)"
+            )
+    floating = [jnp.issubdtype(a.dtype, jnp.floating) for a in arrays]
+    if not any(floating):
+        return arrays
+    dtype = jnp.result_type(*(a for a, real in zip(arrays, floating, strict=True) if real))
+    return [a.astype(dtype) if real else a for a, real in zip(arrays, floating, strict=True)]
+
+
+def _specs(arrays: Sequence[Any]) -> tuple[Spec, ...]:
+    return tuple(Spec(tuple(a.shape), DTYPES[str(a.dtype)]) for a in arrays)
+
+
+# what happens on the side of torch
+
+
+@dataclass(frozen=True)
+class _Solve:
+    """Tensors ↦ x, value, gap, number of steps, status."""
+
+    problem: Problem
+
+    def outputs(self, specs: tuple[Spec, ...]) -> list[tuple[tuple[int, ...], Any]]:
+        """Shapes and dtypes."""
+        lead, shape, _ = self.problem.fit(specs)
+        dtype = next(str(s.dtype) for s in specs if s.dtype.is_floating_point)
+        dtype = dtype.removeprefix("torch.")
+        return [((*lead, *shape), dtype), (lead, dtype), (lead, dtype)] + 2 * [(lead, "int32")]
+
+    def batches(self, specs: tuple[Spec, ...]) -> bool:
+        """Whether all tensors may have further dimensions in front."""
+        return self.problem.layouts(specs) is not None
+
+    def __call__(
+        self, tensors: Sequence[Tensor], specs: tuple[Spec, ...], order: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Solve, differentiably to an order; with the dimensions in front as a batch."""
+        front = _front(tensors, specs)
+        if front is not None:
+            layouts = self.problem.layouts(specs)
+            assert layouts is not None
+            tensors = [
+                _laid_out(tensor, spec, layout)
+                for tensor, spec, layout in zip(tensors, specs, layouts, strict=True)
+            ]
+        with torch.set_grad_enabled(order > 0):
+            sol = self.problem.solved(tensors)
+        outs = (sol.x, sol.value, sol.gap, sol.num_steps.int(), sol.status.int())
+        if front is None:
+            return outs
+        lead, shape, _ = self.problem.fit(specs)
+        return tuple(
+            out.expand(*front, *lead, *(shape if i == 0 else ())) for i, out in enumerate(outs)
+        )
+
+    def after(self, arrays: tuple[Any, ...], outs: Sequence[Any]) -> tuple[_Solve, tuple[Any, ...]]:
+        """The same for a derivative, from where the solution is known to be."""
+        problem = self.problem
+        if problem.fit(_specs(arrays)).mode != "implicit":
+            return self, arrays
+        own = arrays[:-1] if problem.start else arrays
+        return _Solve(replace(problem, start=True)), (*own, jax.lax.stop_gradient(outs[0]))
+
+
+@dataclass(frozen=True)
+class _Pullback:
+    """(inputs, gradients in some outputs) ↦ gradients in some of the inputs."""
+
+    of: _Solve | _Pullback
+    given: tuple[int, ...]  # outputs
+    wanted: tuple[int, ...]  # inputs
+
+    def outputs(self, specs: tuple[Spec, ...]) -> list[tuple[tuple[int, ...], Any]]:
+        return [(specs[i].shape, str(specs[i].dtype).removeprefix("torch.")) for i in self.wanted]
+
+    def batches(self, specs: tuple[Spec, ...]) -> bool:
+        return self.of.batches(specs[: -len(self.given)])
+
+    def __call__(
+        self, tensors: Sequence[Tensor], specs: tuple[Spec, ...], order: int = 0
+    ) -> tuple[Tensor, ...]:
+        """By autograd; each problem of a batch has gradients of its own."""
+        front, count = _front(tensors, specs), len(self.given)
+        at, gradients = list(tensors[:-count]), tensors[-count:]
+        with torch.enable_grad():
+            for i in self.wanted:
+                if front is not None:
+                    at[i] = at[i].expand(*front, *specs[i].shape)
+                if order == 0 or not at[i].requires_grad:
+                    at[i] = at[i].detach().requires_grad_()
+            outs = self.of(at, specs[:-count], order + 1)
+            pairs = [
+                (outs[i], g.expand_as(outs[i]))
+                for i, g in zip(self.given, gradients, strict=True)
+                if outs[i].requires_grad
+            ]
+            wanted = [at[i] for i in self.wanted]
+            if not pairs:
+                return tuple(torch.zeros_like(t) for t in wanted)
+            some, seeds = zip(*pairs, strict=True)
+            return torch.autograd.grad(
+                some, wanted, seeds, create_graph=order > 0, materialize_grads=True
+            )
+
+    def after(
+        self, arrays: tuple[Any, ...], outs: Sequence[Any]
+    ) -> tuple[_Pullback, tuple[Any, ...]]:
+        return self, arrays
+
+
+_Recipe = _Solve | _Pullback
+
+
+def _front(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> tuple[int, ...] | None:
+    """The sizes of the dimensions in front of the tensors' own, None where there are none."""
+    depth = tensors[0].dim() - len(specs[0].shape)
+    return common_shape(*(t.shape[:depth] for t in tensors)) if depth else None
+
+
+def _laid_out(tensor: Tensor, spec: Spec, layout: Any) -> Tensor:
+    front = tensor.shape[: tensor.dim() - len(spec.shape)]
+    if all(size == 1 for size in front):  # shared by all problems
+        return tensor.reshape(spec.shape)
+    blank = [1] * (len(layout.shape) - len(spec.shape))
+    spread = tensor.reshape(*front, *[1] * layout.ones, *blank, *spec.shape)
+    return spread.expand(*front, *[1] * layout.ones, *layout.shape)
+
+
+# what happens on the side of JAX
+
+
+def _host(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
+    """Call the recipe, at once where values are known, or as a part of the program."""
+    specs = _specs(arrays)
+    if not any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return [jnp.asarray(out) for out in _called(recipe, specs, arrays)]
+    shapes: Any = [jax.ShapeDtypeStruct(*out) for out in recipe.outputs(specs)]  # type: ignore[no-untyped-call]
+    found: list[Any] = jax.pure_callback(
+        lambda *values: _called(recipe, specs, values), shapes, *arrays, vmap_method="expand_dims"
+    )
+    return found
+
+
+def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> list[np.ndarray]:
+    """With arrays for tensors; problems that cannot be one batch are called one by one."""
+    tensors = [from_dlpack(value) for value in values]
+    front = _front(tensors, specs)
+    if front is None or recipe.batches(specs):
+        return [out.detach().numpy() for out in recipe(tensors, specs)]
+    flat = [
+        t.expand(*front, *spec.shape).flatten(0, len(front) - 1)
+        for t, spec in zip(tensors, specs, strict=True)
+    ]
+    each = [recipe([t[k] for t in flat], specs) for k in range(math.prod(front))]
+    return [
+        torch.stack([o.detach() for o in outs]).reshape(*front, *outs[0].shape).numpy()
+        for outs in zip(*each, strict=True)
+    ]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Known:
+    """What a backward pass knows of its forward pass beside the arrays."""
+
+    recipe: _Recipe
+    wanted: tuple[int, ...]
+    inputs: int
+
+
+@lru_cache(maxsize=256)
+def _differentiable(recipe: _Recipe) -> Callable[..., Any]:
+    """The recipe as a function of arrays, whose gradient is another such function."""
+
+    @jax.custom_vjp
+    def run(*arrays: Any) -> list[Any]:
+        return _host(recipe, arrays)
+
+    def forward(*primals: Any) -> tuple[list[Any], Any]:
+        arrays = tuple(p.value for p in primals)
+        outs = run(*arrays)  # not the call itself, which would have no second derivative
+        wanted = tuple(
+            i
+            for i, p in enumerate(primals)
+            if p.perturbed and jnp.issubdtype(p.value.dtype, jnp.floating)
+        )
+        again, kept = recipe.after(arrays, outs)
+        return outs, (_Known(again, wanted, len(primals)), kept)
+
+    def backward(kept: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        known, arrays = kept
+        zero = jax.custom_derivatives.SymbolicZero
+        seeds = {i: g for i, g in enumerate(gradients) if not isinstance(g, zero)}
+        full: list[Any] = [None] * known.inputs
+        if seeds and known.wanted:
+            pulled = _Pullback(known.recipe, tuple(seeds), known.wanted)
+            found = _differentiable(pulled)(*arrays, *seeds.values())
+            for i, each in zip(known.wanted, found, strict=True):
+                full[i] = each
+        return tuple(full)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run
