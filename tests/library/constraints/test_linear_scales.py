@@ -1,4 +1,4 @@
-"""Sets of rows in any unit: limits and objectives of 1e±25, sets of one point, an f that is zero."""
+"""Sets of rows in any unit: limits and objectives of 1e±25, a set of one point, an f of zero."""
 
 import pytest
 import torch
