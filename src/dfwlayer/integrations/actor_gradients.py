@@ -5,14 +5,14 @@ outside has no part along the constraints that hold x: what z is there changes n
 nothing pulls it back, and where all directions are held (at a vertex) the actor no longer learns.
 A mode says what a gradient v = ∂loss/∂x becomes at z:
 
-    exact      Jᵀv                                  J the derivative of Π
-    penalty    Jᵀv + weight · (z − x) / B           with that of weight · ½‖z − Π(z)‖², a mean over B
-    soft       (1 − share) · Jᵀv + share · v        that of (1 − share) · Π(z) + share · z
+    exact      Jᵀv                              J the derivative of Π
+    penalty    Jᵀv + weight · (z − x) / B       with that of weight · mean ½‖z − Π(z)‖², B rows
+    soft       (1 − share) · Jᵀv + share · v    that of (1 − share) · Π(z) + share · z
 
 The action itself is x in all of them. A mode is a function of z and x, where x carries the exact
 gradient:
 
-    >>> x = Soft(0.1)(z, layer(None, -z, weight, radius))
+    >>> x = Soft(0.5)(z, layer(None, -z, weight, radius))
 
 """
 
@@ -72,7 +72,7 @@ class Soft:
     A share of 1 passes gradients straight through, as if there were no limit.
     """
 
-    share: float = 0.1
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         share = as_number("share", self.share, "a number in [0, 1]", least=0, most=1)
@@ -95,7 +95,7 @@ def as_mode(gradient: Any) -> GradientMode:
             f"gradient: expected one of {list(NAMED)} or a mode such as Penalty(0.5), got "
             f"{shown(gradient)}"
         )
-    return mode  # type: ignore[no-any-return]
+    return mode
 
 
 class _Pulled(torch.autograd.Function):

@@ -261,7 +261,7 @@ class ActionSet(Limit):
     def _nearest(
         self, actions: Tensor, observations: Any, unit: Value, offset: Value, bounds: Bounds | None
     ) -> Tensor:
-        """In the environment's units y it is argmin ½ Σ (y_i − offset_i − unit_i z_i)² / unit_i²."""
+        """In the environment's units: argmin ½ Σ (y_i − offset_i − unit_i z_i)² / unit_i²."""
         constraint = self.of(observations, actions)
         step = torch.as_tensor(unit).to(actions).expand(actions.shape[-1])
         at = torch.as_tensor(offset).to(actions)
