@@ -350,10 +350,13 @@ def fitted(limit: Limit) -> Limit:
 
 
 def _maker() -> BaseAlgorithm | None:
-    """The algorithm whose constructor is making a policy; it does not tell the policy of itself."""
+    """The algorithm that is making a policy, which it does in `_setup_model`.
+
+    It does not tell the policy of itself or of its environment, so the callers are looked at.
+    """
     frame = inspect.currentframe()
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "_setup_model" else None
         if isinstance(owner, BaseAlgorithm):
             return owner
         frame = frame.f_back
