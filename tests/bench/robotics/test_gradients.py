@@ -103,6 +103,15 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(tmp_path):
     second.resume()
     assert second.step == 20
     second.run(lambda _: None)
+    longer = Agents(plan(steps=60), tmp_path / "parts.safetensors")
+    longer.resume()
+    assert longer.step == 40
+    again = Agents(plan(steps=20), tmp_path / "parts.safetensors")  # has already gone further
+    again.resume()
+    again.run(lambda _: None)
+    assert again.step == 40
+    longer.run(lambda _: None)
+    assert longer.curve[: len(second.curve)] == second.curve
     assert second.curve == whole.curve
     for found, want in zip(second.actors.weights, whole.actors.weights, strict=True):
         assert torch.equal(found, want)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["gradients"]
 
-QUICK_STEPS, EVALUATIONS = 200, 10
+QUICK_STEPS = 200
+EVALUATE_EVERY, EVALUATIONS = 600, 10  # steps, and at least so many
 SHOWN_EVERY = 20  # steps between two looks at the bar
 WIDTH = 160  # columns, where the output is no terminal
 CHECKPOINT = "checkpoint.safetensors"
@@ -33,7 +34,7 @@ def gradients(
     ] = None,
     seeds: Annotated[list[str] | None, typer.Option(help="Seeds. (default: 0 1 2 3 4)")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=20, help="Training steps. (default: 6000)")
+        int | None, typer.Option(min=20, help="Training steps. (default: 12000)")
     ] = None,
     threads: options.Threads = 1,
     out: options.Out = options.OUT,
@@ -46,7 +47,8 @@ def gradients(
 
     All agents of a task are trained together. The folder `gradients` gets tables (Markdown, CSV,
     JSON), all curves and a figure for each task. A run that was interrupted goes on from its last
-    checkpoint when the same command is given again.
+    checkpoint when the same command is given again, and one that is finished goes further with
+    more --steps.
     """
     import torch
     from rich.console import Console
@@ -77,11 +79,12 @@ def gradients(
         for name in names:
             count = steps or (QUICK_STEPS if quick else PLANTS[name].steps)
             own = tuple(map(int, numbers))
-            plan = Plan(name, tuple(ways), own, count, max(1, count // EVALUATIONS))
+            every = min(EVALUATE_EVERY, count // EVALUATIONS)
+            plan = Plan(name, tuple(ways), own, count, every)
             run = Agents(plan, folder / name / CHECKPOINT)
             run.resume()
             runs.append(run)
-        with progress(console, sum(run.plan.steps - run.step for run in runs)) as bar:
+        with progress(console, sum(max(run.plan.steps - run.step, 0) for run in runs)) as bar:
             for run in runs:
                 try:
                     _train(run, bar)

@@ -42,7 +42,7 @@ LAYER = DFWLayer(p=1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Which agents, and how long."""
+    """Which agents, and how long; the first ``evaluate_every`` steps are random."""
 
     task: str
     modes: tuple[str, ...]
@@ -60,11 +60,10 @@ class Plan:
         return PLANTS[self.task]
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint has to agree in."""
+        """What a checkpoint has to agree in; with more steps it goes further."""
         return {
             "modes": list(self.modes),
             "seeds": list(self.seeds),
-            "steps": self.steps,
             "evaluate_every": self.evaluate_every,
         }
 
@@ -115,6 +114,13 @@ class Memory:
         for name, row in rows.items():
             self.parts[name][:, self.size] = row
         self.size += 1
+
+    def reserve(self, size: int) -> None:
+        """Hold so many transitions, to be filled in; there is room for at least that many."""
+        for name, part in self.parts.items():
+            if size > part.shape[1]:
+                self.parts[name] = part.new_zeros(len(part), size, part.shape[-1])
+        self.size = size
 
     def sample(self, index: Tensor) -> dict[str, Tensor]:
         """The transitions at these places (K, R)."""
@@ -174,7 +180,7 @@ class Agents:
 
     def run(self, report: Callable[[int], None]) -> None:
         """Train to the end, with an evaluation and a checkpoint every so many steps."""
-        plant, random_steps = self.plan.plant, self.plan.steps // 10
+        plant, random_steps = self.plan.plant, self.plan.evaluate_every
         while self.step < self.plan.steps:
             with torch.no_grad():
                 seen = plant.observe(self.state)
@@ -290,7 +296,8 @@ class Agents:
         for number, pair in enumerate(zip(self.critics, self.critics_target, strict=True)):
             nets |= {f"critic{number}": pair[0], f"critic{number}_target": pair[1]}
         named = {f"{k}.{i}": w for k, net in nets.items() for i, w in enumerate(net.weights)}
-        named |= {f"memory.{name}": part for name, part in self.memory.parts.items()}
+        for name, part in self.memory.parts.items():
+            named[f"memory.{name}"] = part[:, : self.memory.size]
         return named | {"state": self.state}
 
     def save(self) -> None:
@@ -309,6 +316,8 @@ class Agents:
         if not self.path.exists():
             return
         arrays, about = load_run(self.path, self.plan, self.plan.identity())  # type: ignore[arg-type]
+        self.step, self.curve = about["step"], about["curve"]
+        self.memory.reserve(self.step)
         try:
             with torch.no_grad():
                 for name, tensor in self._tensors().items():
@@ -321,8 +330,6 @@ class Agents:
             raise FileError(
                 f"{self.path} lacks a part of a checkpoint ({error}); --fresh starts over"
             ) from error
-        self.step, self.curve = about["step"], about["curve"]
-        self.memory.size = self.step
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
