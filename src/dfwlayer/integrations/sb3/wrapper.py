@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
 from numpy.typing import NDArray
 
 from dfwlayer.integrations.sb3.limits import as_limit, batch_of
@@ -35,9 +36,9 @@ class LimitedActions(gymnasium.Wrapper):  # type: ignore[misc, unused-ignore]
         """Do the nearest thing that is allowed."""
         if self.observation is None:
             raise ValueError("step: the environment was not reset; call reset() first")
-        asked = action.reshape(1, -1)
-        executed = self.limit.executed(asked, batch_of(self.observation), self.box)
-        executed = executed.reshape(action.shape)
+        asked = np.asarray(action)
+        executed = self.limit.executed(asked.reshape(1, -1), batch_of(self.observation), self.box)
+        executed = executed.reshape(asked.shape)
         self.observation, reward, terminated, truncated, info = self.env.step(executed)
         info = {**info, "executed_action": executed}
         return self.observation, reward, terminated, truncated, info
