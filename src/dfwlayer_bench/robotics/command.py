@@ -6,6 +6,7 @@ import typer
 
 from dfwlayer_bench.options import ListCommand
 from dfwlayer_bench.robotics.expert.commands import collect, train_expert
+from dfwlayer_bench.robotics.gradients.commands import gradients
 from dfwlayer_bench.robotics.imitation.commands import evaluate, imitate, run_all
 
 __all__ = ["robotics_app"]
@@ -21,5 +22,6 @@ def robotics_app() -> typer.Typer:
     app.command("collect")(collect)
     app.command("imitate", cls=ListCommand)(imitate)
     app.command("evaluate", cls=ListCommand)(evaluate)
+    app.command("gradients", cls=ListCommand)(gradients)
     app.command("all", cls=ListCommand)(run_all)
     return app

@@ -1,0 +1,1 @@
+"""Gradient modes of a limited actor, compared in training."""
