@@ -69,7 +69,9 @@ class Model:
         if self._varies:
             return Quadratic(self._matrix(at), q)
         if q.device not in self._steady:
-            self._steady[q.device] = _simplest(self._matrix(at))
+            P = self._matrix(at)
+            # multipliers are those of f, and not of a multiple of it
+            self._steady[q.device] = (P, 1.0) if self.form.region.held else _simplest(P)
         P, scale = self._steady[q.device]
         return Quadratic(P, q if scale == 1 else q / scale)
 
@@ -144,9 +146,9 @@ def model_of(
         own = {v.id for v in problem.variables()} | {v.id for v in parts.replaced.values()}
         asked = [(v.shape, whole.get(v.id), duals.get(v.id)) for v in variables]
         points = {ball.point.id for ball in parts.balls}
-        for kept in (set(), points):
+        for kept in (set(), points, points | own):
             program = program_of(parts.objective, parts.constraints, parameters, own)
-            program.simplify(hold, {v.id for v in whole.values()}, kept)
+            program.simplify(hold, parts.halves, kept)
             model = _Maker(program, parts.balls, hold, direct).model(asked)
             if model is not None:
                 return model
@@ -195,8 +197,8 @@ class _Maker:
 
     def model(self, asked: Sequence[tuple[tuple[int, ...], Any, Any]]) -> Model | None:
         region, sides = self._region()
-        form = form_of(region)
-        if form is None:
+        form = form_of(region) if self.n else None
+        if form is None:  # or nothing is left to be looked for
             return None
         diagonal, squares = self._objective()
         if squares and (form.turned is not None or not (self.n > LARGE)):
@@ -216,9 +218,11 @@ class _Maker:
         """K and k of x = K y + k for some columns; rows count these."""
         rows = np.full(self.program.width, -1)
         rows[places] = np.arange(len(places))
+        kept = places[~self.program.gone[places]]
+        itself = Table(kept, kept, np.zeros(len(kept), np.int64), np.ones(len(kept)))
         found = self.program.solved
         inside = found.column < self.program.width
-        K = found.where(inside).placed(rows, self.number)
+        K = Table.joined((found.where(inside), itself)).placed(rows, self.number)
         k = found.where(~inside).placed(rows)
         return K, k
 
@@ -320,7 +324,7 @@ class _Maker:
     def _selection(self, ball: Ball) -> _Selected | None:
         """Z as multiples of different coordinates, None where it is not."""
         program, block = self.program, self.program.variables[ball.point.id]
-        if block.key not in program.gone:
+        if not program.gone[block.places].any():
             return _Selected(block.places, np.ones(block.size), Table.empty())
         found = program.solved
         mine = found.where((found.row >= block.first) & (found.row < block.first + block.size))
@@ -377,7 +381,7 @@ class _Maker:
             self.arrays[f"{name}.k"] = Array.vector(Table.empty(), variable.size)
             return Output(shape, None, name, False)
         places = block.places[_by_rows(shape)]
-        if block.key not in self.program.gone:
+        if not self.program.gone[places].any():
             numbers = self.number[places]
             if (np.diff(numbers) == 1).all():
                 return Output(shape, slice(int(numbers[0]), int(numbers[-1]) + 1), name, True)

@@ -40,7 +40,10 @@ class Block:
 
 @dataclass
 class Program:
-    """½ xᵀPx + qᵀx over A x + a = 0, G x + g ≤ 0; the column after the last one holds a and g."""
+    """½ xᵀPx + qᵀx over A x + a = 0, G x + g ≤ 0; the column after the last one holds a and g.
+
+    Equations are solved for variables, which are then gone from all rows, but not from f.
+    """
 
     terms: Terms
     width: int  # of x
@@ -52,22 +55,22 @@ class Program:
     equation_blocks: list[Block]
     inequality_blocks: list[Block]
     solved: Table = field(default_factory=Table.empty)  # x_row = Σ value · term · x_column
-    gone: list[int] = field(default_factory=list)  # variables that are among `solved`
+    gone: Any = None  # mask of the columns that are among `solved`
+
+    def __post_init__(self) -> None:
+        self.gone = np.zeros(self.width, bool)
 
     @property
     def kept(self) -> Integers:
         """The columns that no equation has been solved for."""
-        gone = np.zeros(self.width, bool)
-        for key in self.gone:
-            gone[self.variables[key].places] = True
-        return np.flatnonzero(~gone)
+        return np.flatnonzero(~self.gone)
 
-    def simplify(self, hold: set[int], wanted: set[int], keep: set[int]) -> None:
+    def simplify(self, hold: set[int], last: set[int], keep: set[int]) -> None:
         """Take out variables that one equation defines.
 
         Args:
             hold: Equations that stay, as their multipliers are asked for.
-            wanted: Variables that are taken out last.
+            last: Variables that are taken out only where no other can be.
             keep: Variables that stay.
 
         """
@@ -78,7 +81,7 @@ class Program:
                 if block.key in hold:
                     continue
                 rows = self._rows(self.equations, block)
-                found = self._defined(rows, block, wanted, keep)
+                found = self._defined(rows, block, last, keep)
                 if found is not None and self._solve(block, rows, *found):
                     again = True
 
@@ -87,13 +90,19 @@ class Program:
         return table.where(at)
 
     def _defined(
-        self, rows: Table, block: Block, wanted: set[int], keep: set[int]
+        self, rows: Table, block: Block, last: set[int], keep: set[int]
     ) -> tuple[Block, Integers, Any] | None:
         """A variable of which each entry is in one of the rows, with its column and factor."""
-        present = set(self._owner[rows.column[rows.column < self.width]].tolist())
-        fits = [v for v in self._blocks if v.first in present and v.size == block.size]
+        within = rows.column < self.width
+        if block.size == 1 and within.sum() == 1 and rows.term[within][0] == ONE:
+            column = rows.column[within]  # which gives one entry its value
+            key = self._owner[column[0]]
+            lone = Block(key, int(column[0]), 1)
+            return None if key in keep else (lone, column, rows.value[within])
+        present = set(self._owner[rows.column[within]].tolist())
+        fits = [v for v in self._blocks if v.key in present and v.size == block.size]
         fits = [v for v in fits if v.key not in keep]
-        fits.sort(key=lambda v: (v.key in wanted, v.own, -v.first))
+        fits.sort(key=lambda v: (v.key in last, v.own, -v.first))
         for variable in fits:
             at = (rows.column >= variable.first) & (rows.column < variable.first + variable.size)
             row, column, term, value = rows.where(at)
@@ -112,14 +121,14 @@ class Program:
 
     @property
     def _blocks(self) -> list[Block]:
-        return [v for k, v in self.variables.items() if k not in self.gone]
+        return [v for v in self.variables.values() if not self.gone[v.places].any()]
 
     @property
     def _owner(self) -> Integers:
-        """The first column of the variable that a column belongs to."""
+        """The id of the variable that a column belongs to."""
         owner = np.zeros(self.width + 1, np.int64)
         for block in self.variables.values():
-            owner[block.places] = block.first
+            owner[block.places] = block.key
         return owner
 
     def _solve(self, block: Block, rows: Table, variable: Block, column: Integers, by: Any) -> bool:
@@ -143,7 +152,7 @@ class Program:
             self._substituted(t, variable, says, *hit) for t, hit in zip(tables, hits, strict=True)
         )
         self.solved = Table.joined((self.solved, says))
-        self.gone.append(variable.key)
+        self.gone[variable.places] = True
         self.equation_blocks.remove(block)
         return True
 

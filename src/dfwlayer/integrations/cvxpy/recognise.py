@@ -22,6 +22,8 @@ from cvxpy.atoms.affine.sum import Sum
 from cvxpy.atoms.affine.trace import Trace
 from cvxpy.atoms.affine.unary_operators import NegExpression
 from cvxpy.atoms.elementwise.abs import abs as Abs  # noqa: N812
+from cvxpy.atoms.elementwise.maximum import maximum as Maximum  # noqa: N812
+from cvxpy.atoms.elementwise.minimum import minimum as Minimum  # noqa: N812
 from cvxpy.atoms.elementwise.power import Power
 from cvxpy.atoms.max import max as Max  # noqa: N812
 from cvxpy.atoms.norm1 import norm1 as Norm1  # noqa: N812
@@ -63,6 +65,7 @@ class Recognised:
     constraints: list[cp.Constraint] = field(default_factory=list)
     balls: list[Ball] = field(default_factory=list)
     replaced: dict[int, cp.Variable] = field(default_factory=dict)  # by plain ones, by their ids
+    halves: set[int] = field(default_factory=set)  # the ids of E⁺ and E⁻
 
     def add(self, kind: str, p: float, point: Any, radius: Any, **more: Any) -> None:
         """A ball, with the equations of what it is made of."""
@@ -99,10 +102,50 @@ def recognise(problem: cp.Problem, hold: set[int], direct: bool) -> Recognised:
         if wrong:
             raise NotRecognisedError(f"variable {variable}: it is {wrong[0]}")
     goal, constraints, replaced = _plain(problem, hold)
-    found = Recognised(_objective(goal), replaced=replaced)
+    found = Recognised(_objective(goal, bool(hold)), replaced=replaced)
     for constraint in _spectraplexes(constraints, hold, found):
         _constraint(constraint, hold, direct, found)
-    return found
+    return found if hold else _halved(found)
+
+
+def _halved(found: Recognised) -> Recognised:
+    """E = E⁺ − E⁻ with E⁺, E⁻ ≥ 0 in place of |E|, ‖E‖₁, max(E, 0) and −min(E, 0).
+
+    Each of them is E⁺ + E⁻, E⁺ or E⁻, of which the least is what counts in a convex problem. Rows
+    for every one of them apart would depend on each other where they have a kink in common.
+    """
+    halves: dict[int, tuple[Any, Any]] = {}
+    kept: list[Any] = []  # so that ids stay those of these objects
+
+    def half(E: Any) -> tuple[Any, Any]:
+        key = E.id if isinstance(E, cp.Variable) else id(E)
+        if key not in halves:
+            halves[key] = above, below = cp.Variable(E.shape), cp.Variable(E.shape)
+            kept.append(E)
+            rows.extend((above - below == E, above >= 0, below >= 0))
+        return halves[key]
+
+    def changed(f: Any) -> Any:
+        if not f.args or (isinstance(f, cp.Expression) and f.is_affine()):
+            return f
+        E = f.args[0]
+        if isinstance(f, Abs | Norm1) and E.is_affine() and getattr(f, "axis", None) is None:
+            size = sum(half(E))
+            return cp.sum(size) if isinstance(f, Norm1) else size
+        if isinstance(f, Maximum | Minimum) and len(f.args) == 2:
+            for one, other in (f.args, f.args[::-1]):
+                zero = other.is_constant() and not np.any(other.value)
+                if zero and one.is_affine() and one.shape == f.shape:
+                    above, below = half(one)
+                    return above if isinstance(f, Maximum) else -below
+        args = [changed(arg) for arg in f.args]
+        return f if all(a is b for a, b in zip(args, f.args, strict=True)) else f.copy(args)
+
+    rows: list[cp.Constraint] = []
+    goal = cp.Minimize(changed(found.objective.args[0]))
+    constraints = [c if isinstance(c, Equality | Zero) else changed(c) for c in found.constraints]
+    names = {part.id for pair in halves.values() for part in pair}
+    return Recognised(goal, constraints + rows, found.balls, found.replaced, names)
 
 
 def _plain(
@@ -134,16 +177,16 @@ def _plain(
     return goal, constraints, replaced
 
 
-def _objective(given: Any) -> cp.Minimize:
+def _objective(given: Any, exact: bool) -> cp.Minimize:
     """As something to minimise that is quadratic in what is piecewise affine."""
     f = given.args[0]
     if isinstance(given, cp.Maximize):
         f = -f
     if f.is_qpwa():
         return cp.Minimize(f)
-    # the minimiser of a norm is that of its square
+    # the minimiser of a norm is that of its square; its multipliers are not
     varying = [(factor, term) for factor, term in _terms(f) if term.variables()]
-    if len(varying) == 1:
+    if len(varying) == 1 and not exact:
         factor, term = varying[0]
         euclidean = isinstance(term, Pnorm) and term.p == 2 and term.axis is None
         if euclidean and term.args[0].is_affine() and _positive(factor) is not None:
