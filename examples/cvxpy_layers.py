@@ -55,11 +55,16 @@ def l1_ball(n: int = 50) -> Case:
     x, A, b = cp.Variable(n), cp.Parameter((2 * n, n)), cp.Parameter(2 * n)
     c, t = cp.Parameter(n), cp.Parameter(nonneg=True)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b)), [cp.norm1(x - c) <= t])
-    return problem, [A, b, c, t], [x], lambda B: (
-        torch.randn(*B, 2 * n, n),
-        torch.randn(*B, 2 * n),
-        0.01 * torch.randn(n),
-        number(0.5),
+    return (
+        problem,
+        [A, b, c, t],
+        [x],
+        lambda B: (
+            torch.randn(*B, 2 * n, n),
+            torch.randn(*B, 2 * n),
+            0.01 * torch.randn(n),
+            number(0.5),
+        ),
     )
 
 
@@ -68,11 +73,16 @@ def optnet(n: int = 50) -> Case:
     x, S, q = cp.Variable(n), cp.Parameter((n, n)), cp.Parameter(n)
     G, h = cp.Parameter((n, n)), cp.Parameter(n)
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ x) + q @ x), [G @ x <= h])
-    return problem, [S, q, G, h], [x], lambda B: (
-        torch.randn(*B, n, n),
-        torch.randn(*B, n),
-        torch.randn(*B, n, n),
-        torch.rand(*B, n),
+    return (
+        problem,
+        [S, q, G, h],
+        [x],
+        lambda B: (
+            torch.randn(*B, n, n),
+            torch.randn(*B, n),
+            torch.randn(*B, n, n),
+            torch.rand(*B, n),
+        ),
     )
 
 
@@ -93,12 +103,17 @@ def portfolio(n: int = 50) -> Case:
     limits = [cp.sum(w) == 1, cp.norm(w, 1) <= 1.5, cp.norm(w, "inf") <= 0.5]
     problem = cp.Problem(cp.Maximize(gain - cost), [*limits, f == S @ w, u == w - held])
     root = torch.eye(n) + torch.randn(n, n) / n**0.5
-    return problem, [held, returns, S, short, trade], [w], lambda B: (
-        torch.full((*B, n), 1 / n),
-        0.1 * torch.randn(*B, n),
-        root,
-        number(0.01),
-        number(0.01),
+    return (
+        problem,
+        [held, returns, S, short, trade],
+        [w],
+        lambda B: (
+            torch.full((*B, n), 1 / n),
+            0.1 * torch.randn(*B, n),
+            root,
+            number(0.01),
+            number(0.01),
+        ),
     )
 
 
@@ -111,10 +126,15 @@ def markowitz(n: int = 50) -> Case:
     gain = returns @ w - cp.sum_squares(S @ w)
     problem = cp.Problem(cp.Maximize(gain), [paid, w == held + u])
     root = torch.eye(n) + torch.randn(n, n) / n**0.5
-    return problem, [held, S, returns], [u], lambda B: (
-        torch.full((*B, n), 1 / n),
-        root,
-        0.1 * torch.randn(*B, n),
+    return (
+        problem,
+        [held, S, returns],
+        [u],
+        lambda B: (
+            torch.full((*B, n), 1 / n),
+            root,
+            0.1 * torch.randn(*B, n),
+        ),
     )
 
 
@@ -141,10 +161,15 @@ def denoising(n: int = 100) -> Case:
     seen, metric, weight = cp.Parameter(n), cp.Parameter((n, n)), cp.Parameter(pos=True)
     cost = cp.sum_squares(metric @ apart) + weight * cp.sum_squares(cp.diff(y))
     problem = cp.Problem(cp.Minimize(cost), [apart == seen - y])
-    return problem, [seen, metric, weight], [y], lambda B: (
-        torch.randn(*B, n),
-        torch.eye(n) + 0.1 * torch.randn(n, n),
-        number(0.5),
+    return (
+        problem,
+        [seen, metric, weight],
+        [y],
+        lambda B: (
+            torch.randn(*B, n),
+            torch.eye(n) + 0.1 * torch.randn(n, n),
+            number(0.5),
+        ),
     )
 
 
@@ -171,11 +196,16 @@ def control(n: int = 50) -> Case:
     q = cp.Parameter((n, 1))
     cost = 0.5 * cp.sum_squares(root @ u) + x.T @ y + q.T @ u
     problem = cp.Problem(cp.Minimize(cost), [cp.norm(u) <= 1, y == cross @ u])
-    return problem, [x, root, cross, q], [u], lambda B: (
-        torch.randn(*B, n, 1),
-        torch.randn(n, n),
-        torch.randn(n, n),
-        torch.randn(*B, n, 1),
+    return (
+        problem,
+        [x, root, cross, q],
+        [u],
+        lambda B: (
+            torch.randn(*B, n, 1),
+            torch.randn(n, n),
+            torch.randn(n, n),
+            torch.randn(*B, n, 1),
+        ),
     )
 
 
@@ -193,11 +223,16 @@ def ellipsoid(n: int = 50) -> Case:
     x, A, b = cp.Variable(n), cp.Parameter((2 * n, n)), cp.Parameter(2 * n)
     W, c = cp.Parameter((n, n)), cp.Parameter(n)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b)), [cp.norm(W @ x - c) <= 1])
-    return problem, [A, b, W, c], [x], lambda B: (
-        torch.randn(*B, 2 * n, n),
-        torch.randn(*B, 2 * n),
-        torch.eye(n) + torch.randn(n, n) / n,
-        0.1 * torch.randn(n),
+    return (
+        problem,
+        [A, b, W, c],
+        [x],
+        lambda B: (
+            torch.randn(*B, 2 * n, n),
+            torch.randn(*B, 2 * n),
+            torch.eye(n) + torch.randn(n, n) / n,
+            0.1 * torch.randn(n),
+        ),
     )
 
 
@@ -228,10 +263,10 @@ def timed(layer: Any, values: list[Tensor], repeats: int) -> tuple[float, Tensor
     for _ in range(repeats + 1):
         for value in values:
             value.grad = None
-        start = time.perf_counter()
+        start = time.process_time()
         x = layer(*values)[0]
         (x * torch.linspace(0.5, 1.5, x.numel()).reshape(x.shape)).sum().backward()
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(1e3 * (time.process_time() - start))
     return statistics.median(times[1:]), x.detach(), [value.grad for value in values]
 
 

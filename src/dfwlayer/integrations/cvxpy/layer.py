@@ -14,6 +14,7 @@ from cvxpy.utilities import scopes
 from torch import Tensor
 
 from dfwlayer.constraints import Polyhedron
+from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.integrations.cvxpy.model import Model, model_of
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 from dfwlayer.layer import _Layer
@@ -179,7 +180,9 @@ class CvxpyLayer(_Layer):
         solve = self._with(more)
         try:
             solution = solve(objective, constraint)
-        except ValueError:  # bounds that no point obeys are an error of such sets, and a status here
+        except (
+            ValueError
+        ):  # bounds that no point obeys are an error of such sets, and a status here
             if model.form.region.parts or isinstance(constraint, Polyhedron):
                 raise
             solution = solve(objective, model.form.region.polyhedron(at))
@@ -200,10 +203,12 @@ class CvxpyLayer(_Layer):
 
     def _judge(self, solution: Solution) -> None:
         """Raise for problems without a solution, if that is asked for, and warn of others."""
-        if self.on_failure != "raise" or not bool(solution.status.any()):
+        if self.on_failure != "raise":
             self._check(solution)
             return
-        codes = {int(c) for c in solution.status.reshape(-1).cpu()}
+        codes = set(unwrapped(solution.status).reshape(-1).tolist())
+        if not any(codes):
+            return
         lost = [Status(c) for c in codes if c in FAILURES and c not in INEXACT]
         if lost:
             told = "; ".join(f"{status}: {status.message}" for status in lost)

@@ -35,11 +35,12 @@ class Output(NamedTuple):
 
 
 class Dual(NamedTuple):
-    """The dual variable of a constraint from the multipliers of the rows."""
+    """The dual variable of a constraint from the multipliers of rows or bounds."""
 
     shape: tuple[int, ...]
-    side: str  # "h" or "b"
+    side: str  # "h", "b", "lower" or "upper"
     places: Tensor
+    factors: Tensor
 
 
 @dataclass
@@ -98,7 +99,8 @@ class Model:
         found, lead = [], y.shape[:-1]
         for each in self.outputs:
             if isinstance(each, Dual):
-                value = prices()[each.side][..., each.places.to(y.device)]
+                found_for = prices()[each.side][..., each.places.to(y.device)]
+                value = found_for * each.factors.to(y.device)
             elif each.places is None:
                 value = at[f"{each.name}.k"].expand(*lead, -1)
                 if each.moves:
@@ -181,6 +183,8 @@ class _Maker:
     def __init__(self, program: Program, balls: list[Ball], hold: set[int], direct: bool) -> None:
         self.program, self.balls, self.hold, self.direct = program, balls, hold, direct
         self.arrays: dict[str, Array] = {}
+        # where the multipliers of a constraint are, and what they are to be multiplied with
+        self.sides: dict[int, tuple[str, Integers, Any]] = {}
         self.selected = [self._selection(ball) for ball in balls]
         first: list[int] = []
         for ball, found in sorted(
@@ -196,7 +200,7 @@ class _Maker:
         self.number[order] = np.arange(self.n)
 
     def model(self, asked: Sequence[tuple[tuple[int, ...], Any, Any]]) -> Model | None:
-        region, sides = self._region()
+        region = self._region()
         form = form_of(region) if self.n else None
         if form is None:  # or nothing is left to be looked for
             return None
@@ -208,9 +212,9 @@ class _Maker:
             if constraint is None:
                 outputs.append(self._output(f"x{i}", shape, variable))
             else:
-                side, places = sides[constraint.id]
-                flat = torch.from_numpy(places[_by_rows(shape)])
-                outputs.append(Dual(shape, side, flat))
+                side, *flat = self.sides[constraint.id]
+                order = _by_rows(shape)
+                outputs.append(Dual(shape, side, *(torch.from_numpy(v[order]) for v in flat)))
         arrays = Arrays(self.program.terms, self.arrays)
         return Model(self.n, arrays, form, outputs, diagonal, squares)
 
@@ -253,10 +257,9 @@ class _Maker:
         plain = not any(len(table.value) for table in (own, slope, cross, other))
         return diagonal, diagonal and plain and positive
 
-    def _region(self) -> tuple[Region, dict[int, tuple[str, Integers]]]:
-        """The arrays of the constraints, what is known of them, and where rows have gone."""
+    def _region(self) -> Region:
+        """The arrays of the constraints, and what is known of them."""
         program = self.program
-        sides: dict[int, tuple[str, Integers]] = {}
         bounds, rows = self._bounds()
         for name in ("lower", "upper"):
             mine = sorted(bounds[name].items())
@@ -274,8 +277,8 @@ class _Maker:
             numbers = np.full(height, -1)
             numbers[places] = np.arange(len(places))
             for block in blocks:
-                if block.key in self.hold:
-                    sides[block.key] = right, numbers[block.places]
+                if block.key in self.hold - self.sides.keys():
+                    self.sides[block.key] = right, numbers[block.places], np.ones(block.size)
             if not len(places):
                 continue
             inside = table.column < program.width
@@ -283,7 +286,7 @@ class _Maker:
             side = table.where(~inside).placed(numbers).scaled(-1.0)
             self.arrays[left] = Array.matrix(matrix, len(places), self.n)
             self.arrays[right] = Array.vector(side, len(places))
-        return self._described(bounds), sides
+        return self._described(bounds)
 
     def _described(self, bounds: dict[str, dict[int, Table]]) -> Region:
         lower, upper = (np.array(sorted(bounds[side]), np.int64) for side in ("lower", "upper"))
@@ -297,28 +300,41 @@ class _Maker:
         table = program.inequalities
         inside = table.where(table.column < program.width)
         rows, first, count = np.unique(inside.row, return_index=True, return_counts=True)
-        held = [b.places for b in program.inequality_blocks if b.key in self.hold]
-        held_rows = np.concatenate([*held, np.zeros(0, np.int64)])
+        first, count = (
+            dict(zip(rows.tolist(), part.tolist(), strict=True)) for part in (first, count)
+        )
         offsets = table.where(table.column == program.width)
         order = np.argsort(offsets.row, kind="stable")
         offsets = Table(*(part[order] for part in offsets))
-        taken = []
-        for row, at, entries in zip(rows, first, count, strict=True):
-            if entries > 1 or inside.term[at] != ONE or row in held_rows:
-                continue
-            begin, end = np.searchsorted(offsets.row, (row, row + 1))
-            factor = inside.value[at]
-            limit = Table(*(part[begin:end] for part in offsets)).scaled(-1 / factor)
-            side = found["upper" if factor > 0 else "lower"]
-            place = int(self.number[inside.column[at]])
-            if place in side:
-                if not (limit.constant and side[place].constant):
+        taken: list[int] = []
+        for block in sorted(program.inequality_blocks, key=lambda b: b.key not in self.hold):
+            single = [
+                row
+                for row in block.places.tolist()
+                if count.get(row) == 1 and inside.term[first[row]] == ONE
+            ]
+            at = np.array([first[row] for row in single], np.int64)
+            places, factors = self.number[inside.column[at]], inside.value[at]
+            if block.key in self.hold:  # all of it are bounds of one side, or none
+                names = {"upper" if f > 0 else "lower" for f in factors}
+                once = len(np.unique(places)) == block.size and len(names) == 1
+                name = names.pop() if names else "upper"
+                if not once or any(int(place) in found[name] for place in places):
                     continue
-                pick = min if factor > 0 else max
-                values = limit.value.sum(), side[place].value.sum()
-                limit = limit if pick(values) == values[0] else side[place]
-            side[place] = limit
-            taken.append(row)
+                self.sides[block.key] = name, places, 1 / factors
+            for row, place, factor in zip(single, places.tolist(), factors, strict=True):
+                begin, end = np.searchsorted(offsets.row, (row, row + 1))
+                limit = Table(*(part[begin:end] for part in offsets)).scaled(-1 / factor)
+                side = found["upper" if factor > 0 else "lower"]
+                if place in side:
+                    known = side[place]
+                    if self.hold or not (limit.constant and known.constant):
+                        continue
+                    pick = min if factor > 0 else max
+                    values = limit.value.sum(), known.value.sum()
+                    limit = limit if pick(values) == values[0] else known
+                side[place] = limit
+                taken.append(row)
         return found, np.array(taken, np.int64)
 
     def _selection(self, ball: Ball) -> _Selected | None:

@@ -28,7 +28,7 @@ from cvxpy.atoms.elementwise.power import Power
 from cvxpy.atoms.max import max as Max  # noqa: N812
 from cvxpy.atoms.norm1 import norm1 as Norm1  # noqa: N812
 from cvxpy.atoms.norm_inf import norm_inf as NormInf  # noqa: N812
-from cvxpy.atoms.norm_nuc import normNuc as NormNuc  # noqa: N812
+from cvxpy.atoms.norm_nuc import normNuc as NormNuc
 from cvxpy.atoms.pnorm import Pnorm
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.atoms.quad_over_lin import quad_over_lin as QuadOverLin  # noqa: N812
@@ -70,7 +70,7 @@ class Recognised:
     def add(self, kind: str, p: float, point: Any, radius: Any, **more: Any) -> None:
         """A ball, with the equations of what it is made of."""
         Z, rho = cp.Variable(point.shape), cp.Variable()
-        self.constraints += [Z == point, rho == radius]
+        self.constraints += [point == Z, rho == radius]
         factor = more.pop("factor", None)
         if factor is not None:
             kappa = cp.Variable()
@@ -240,7 +240,7 @@ def _sides(c: Any) -> tuple[Any, Any, Any] | None:
     """κ, the term and r of κ · term ≤ r, the only one that is not affine."""
     if isinstance(c, SOC):
         t, X = c.args
-        if t.size != 1 or X.ndim > 1 and 1 not in X.shape:
+        if t.size != 1 or (X.ndim > 1 and 1 not in X.shape):
             return None
         return 1.0, cp.pnorm(cp.vec(X, order="F"), 2), cp.sum(t)
     terms = list(_terms(c.expr if not isinstance(c, NonNeg) else -c.expr))
@@ -287,11 +287,12 @@ def _positive(factor: Any) -> float | None:
 
 def _unfolded(term: Any, limit: Any, found: Recognised) -> bool:
     """Rows without further variables, for |E| ≤ r, ‖E‖_∞ ≤ r and max E ≤ r."""
-    if isinstance(term, Max | NormInf) and term.axis is not None:
-        return False
-    if not isinstance(term, Abs | NormInf | Max) or not term.args[0].is_affine():
-        return False
     E = term.args[0]
+    lone = isinstance(term, Norm1 | Pnorm) and E.size == 1
+    if not isinstance(term, Abs | NormInf | Max) and not lone:
+        return False
+    if getattr(term, "axis", None) is not None or not E.is_affine():
+        return False
     found.constraints.append(limit >= E)
     if not isinstance(term, Max):
         found.constraints.append(limit >= -E)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,9 @@ class Part:
             rows, columns = self.shape
             return SchattenBall(self.p, radius, (rows, columns), centre=centre)
         rows, columns = self.shape
-        labels = np.arange(rows).repeat(columns) if self.axis == 1 else np.tile(range(columns), rows)
+        labels = (
+            np.arange(rows).repeat(columns) if self.axis == 1 else np.tile(range(columns), rows)
+        )
         return GroupBall([int(label) for label in labels], radius, centre=centre)
 
     def __str__(self) -> str:
@@ -217,9 +219,7 @@ def _of_blocks(region: Region) -> Form | None:
         sets = [part.set(at, part.count) for part in region.parts]
         sizes: list[int | tuple[int, ...]] = [part.count for part in region.parts]
         if rest:
-            lower, upper = (
-                None if end is None else end[..., -rest:] for end in region.bounds(at)
-            )
+            lower, upper = (None if end is None else end[..., -rest:] for end in region.bounds(at))
             sets.append(Box(lower, upper))
             sizes.append(rest)
         return Product(sets, sizes)
@@ -251,7 +251,9 @@ def _turned(part: Part, objective: Objective, at: Values) -> Posed:
     W, radius = at[f"{part.name}.W"], part.radius(at)
     Q, R = torch.linalg.qr(W)
     n = W.shape[-1]
-    inverse = torch.linalg.solve_triangular(R, torch.eye(n, dtype=W.dtype, device=W.device), upper=True)
+    inverse = torch.linalg.solve_triangular(
+        R, torch.eye(n, dtype=W.dtype, device=W.device), upper=True
+    )
     centre = None
     if part.centred:
         c = at[f"{part.name}.c"].unsqueeze(-1)
