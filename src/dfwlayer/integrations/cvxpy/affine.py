@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
+import scipy.sparse as sp  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -41,18 +41,20 @@ class Table(NamedTuple):
     @staticmethod
     def joined(parts: Sequence[Table]) -> Table:
         """All entries, those at one place with one term added up."""
-        row, column, term, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+        given: Any = zip(*parts, strict=True)
+        row, column, term, value = (np.concatenate(each) for each in given)
         if not len(value):
             return Table(row, column, term, value)
         places = np.stack((row, column, term))
         found, where = np.unique(places, axis=1, return_inverse=True)
         total = np.bincount(where.reshape(-1), value, found.shape[1])
         kept = total != 0
-        return Table(*found[:, kept], total[kept])
+        row, column, term = found[:, kept]
+        return Table(row, column, term, total[kept])
 
-    def where(self, mask: NDArray[np.bool_]) -> Table:
-        """Some of the entries."""
-        return Table(*(part[mask] for part in self))
+    def where(self, mask: Any) -> Table:
+        """Some of the entries, by a mask, their numbers or a slice."""
+        return Table(self.row[mask], self.column[mask], self.term[mask], self.value[mask])
 
     def scaled(self, factor: float) -> Table:
         """Times a number."""
@@ -179,11 +181,11 @@ class _Product(torch.autograd.Function):
         ctx.matrix = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _product(grad, ctx.matrix.transposed), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return _product(tangent, ctx.matrix)
 
     @staticmethod
@@ -248,7 +250,7 @@ class Arrays:
             values = _product(vector, group.matrix)
             lead = values.shape[:-1]
             shapes = [self.arrays[name].shape for name in group.names]
-            split = values.split([self.arrays[name].size for name in group.names], -1)
+            split = torch.split(values, [self.arrays[name].size for name in group.names], -1)
             for name, shape, part in zip(group.names, shapes, split, strict=True):
                 found[name] = part.reshape((*lead, *shape))
         return found

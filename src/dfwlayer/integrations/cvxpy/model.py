@@ -70,9 +70,10 @@ class Model:
         if self._varies:
             return Quadratic(self._matrix(at), q)
         if q.device not in self._steady:
-            P = self._matrix(at)
+            whole = self._matrix(at)
             # multipliers are those of f, and not of a multiple of it
-            self._steady[q.device] = (P, 1.0) if self.form.region.held else _simplest(P)
+            held = self.form.region.held
+            self._steady[q.device] = (whole, 1.0) if held else _simplest(whole)
         P, scale = self._steady[q.device]
         return Quadratic(P, q if scale == 1 else q / scale)
 
@@ -290,22 +291,23 @@ class _Maker:
 
     def _described(self, bounds: dict[str, dict[int, Table]]) -> Region:
         lower, upper = (np.array(sorted(bounds[side]), np.int64) for side in ("lower", "upper"))
-        counts = (self.arrays[name].shape[0] if name in self.arrays else 0 for name in ("A", "G"))
+        heights = [self.arrays[name].shape[0] if name in self.arrays else 0 for name in ("A", "G")]
         parts = tuple(self._part(i, ball) for i, ball in enumerate(self.balls))
-        return Region(self.n, lower, upper, *counts, parts, bool(self.hold), self.direct)
+        return Region(
+            self.n, lower, upper, heights[0], heights[1], parts, bool(self.hold), self.direct
+        )
 
     def _bounds(self) -> tuple[dict[str, dict[int, Table]], Integers]:
         """The inequalities that bound one coordinate, by coordinate, and their rows."""
-        program, found = self.program, {"lower": {}, "upper": {}}  # type: ignore[var-annotated]
-        table = program.inequalities
+        program, table = self.program, self.program.inequalities
+        found: dict[str, dict[int, Table]] = {"lower": {}, "upper": {}}
         inside = table.where(table.column < program.width)
-        rows, first, count = np.unique(inside.row, return_index=True, return_counts=True)
-        first, count = (
-            dict(zip(rows.tolist(), part.tolist(), strict=True)) for part in (first, count)
-        )
+        rows, starts, counts = np.unique(inside.row, return_index=True, return_counts=True)
+        first = dict(zip(rows.tolist(), starts.tolist(), strict=True))
+        count = dict(zip(rows.tolist(), counts.tolist(), strict=True))
         offsets = table.where(table.column == program.width)
         order = np.argsort(offsets.row, kind="stable")
-        offsets = Table(*(part[order] for part in offsets))
+        offsets = offsets.where(order)
         taken: list[int] = []
         for block in sorted(program.inequality_blocks, key=lambda b: b.key not in self.hold):
             single = [
@@ -324,7 +326,7 @@ class _Maker:
                 self.sides[block.key] = name, places, 1 / factors
             for row, place, factor in zip(single, places.tolist(), factors, strict=True):
                 begin, end = np.searchsorted(offsets.row, (row, row + 1))
-                limit = Table(*(part[begin:end] for part in offsets)).scaled(-1 / factor)
+                limit = offsets.where(slice(begin, end)).scaled(-1 / factor)
                 side = found["upper" if factor > 0 else "lower"]
                 if place in side:
                     known = side[place]

@@ -159,7 +159,7 @@ def form_of(region: Region) -> Form | None:
     if lone is not None and lone.places is None:
         alone = free and not region.bounded
         if alone and lone.p == 2 and lone.tall:
-            return Form("2-norm ball, in coordinates W y", region, lambda at: Box(), lone)
+            return Form("2-norm ball, in coordinates W y", region, region.polyhedron, lone)
     if any(part.places is None for part in parts):
         return None
     if lone is not None and lone.kind == "lp" and lone.p == 1 and not lone.centred:
@@ -269,7 +269,7 @@ def _turned(part: Part, objective: Objective, at: Values) -> Posed:
     slope = (inverse.mT @ q.unsqueeze(-1)).squeeze(-1)
 
     def back(u: Tensor) -> Tensor:
-        y = (inverse @ u.unsqueeze(-1)).squeeze(-1)
+        y: Tensor = (inverse @ u.unsqueeze(-1)).squeeze(-1)
         return y if centre is None else y + centre
 
     return Quadratic((curved + curved.mT) / 2, slope), LpBall(2, radius), back
