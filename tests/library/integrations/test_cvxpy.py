@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from dfwlayer import SolveError, Status
-from dfwlayer.integrations.cvxpy import CvxpyLayer, ForwardedWarning, NotRecognisedError
+
+pytest.importorskip("cvxpy", minversion="1.9")
+from dfwlayer.integrations.cvxpy import (
+    CvxpyLayer,
+    ForwardedWarning,
+    NotRecognisedError,
+)
 
 N, M = 4, 6
 DIFFCP = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

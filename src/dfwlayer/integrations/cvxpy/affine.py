@@ -194,7 +194,11 @@ class _Product(torch.autograd.Function):
 
 
 def _product(values: Tensor, matrix: _Sparse) -> Tensor:
-    found: Tensor = _Product.apply(values, matrix)  # type: ignore[no-untyped-call]
+    apply: Any = _Product.apply
+    if not torch._C._are_functorch_transforms_active():
+        # what it does itself then, after it has looked for defaults, which takes longer than this
+        apply = super(torch.autograd.Function, _Product).apply
+    found: Tensor = apply(values, matrix)
     return found
 
 

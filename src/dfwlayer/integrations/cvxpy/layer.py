@@ -232,7 +232,12 @@ def _check(
             raise ValueError(f"The layer's {name} must be provided as a list or tuple")
     convex = problem.is_dpp("dgp") if gp else _is_dpp(problem)
     if not convex:
-        raise ValueError("Problem must be DPP" + (" for geometric programming." if gp else "."))
+        raise ValueError(
+            "Problem must be DPP for geometric programming."
+            if gp
+            else "Problem must be DPP. Note: quad_form(x, P) with parametric P is only supported "
+            "in the objective, not in constraints."
+        )
     if set(problem.parameters()) != set(parameters):
         raise ValueError("The layer's parameters must exactly match problem.parameters")
     duals = {dual.id: c for c in problem.constraints for dual in c.dual_variables}
