@@ -332,6 +332,22 @@ def test_everything_is_given_by_equations():
     assert torch.allclose(layer(value)[0], value)
 
 
+def test_a_cost_of_zero_and_no_parameters():
+    """x⁺ and x⁻ are not unique without a cost, but x is."""
+    case = CASES["lasso"]
+    problem, parameters, x = parts(case)
+    A, b, t = values(parameters, case)
+    A.requires_grad_()
+    (found,) = CvxpyLayer(problem, parameters, [x])(A, b, 0 * t)
+    exact = torch.linalg.lstsq(A, b.unsqueeze(-1)).solution.squeeze(-1)
+    assert torch.allclose(found, exact, atol=1e-8)
+    gradients = [torch.autograd.grad(each.sum(), A)[0] for each in (found, exact)]
+    assert torch.allclose(*gradients, atol=1e-7)
+    y = cp.Variable(3)
+    fixed = CvxpyLayer(cp.Problem(cp.Minimize(cp.sum_squares(y - 1)), [y <= 0.5]), [], [y])
+    assert torch.allclose(fixed()[0], torch.full((3,), 0.5))
+
+
 def test_the_matrix_of_a_quadratic_form_may_be_a_parameter():
     x, Q, q = cp.Variable(3), cp.Parameter((3, 3), PSD=True), cp.Parameter(3)
     cost = 0.5 * cp.quad_form(x, Q) + q @ x

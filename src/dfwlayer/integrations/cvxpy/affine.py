@@ -247,7 +247,8 @@ class Arrays:
         """The arrays (*shape) or (B, *shape), from parameters (size) or (B, size) in float64."""
         if batched not in self._groups:
             self._groups[batched] = self._grouped(batched)
-        found = dict(self.constants(parameters[0].device)) if parameters else {}
+        device = parameters[0].device if parameters else torch.device("cpu")
+        found = dict(self.constants(device))
         sizes = [len(p) for p, has in zip(parameters, batched, strict=True) if has]
         for group in self._groups[batched]:
             vector = self._vector(group, parameters, batched, sizes[0] if sizes else 0)
