@@ -337,7 +337,6 @@ class QPLayer(_Layer):
             parts = Polyhedron(*map(_unless_empty, (G, h, A, b)))
             return self._solved(Quadratic(Q, p), parts, x0=x0)
 
-
     def _deployed(self, steps: int, Q: Tensor | None = None, **rows: Tensor | None) -> nn.Module:
         given = {name: _unless_empty(value) for name, value in rows.items()}
         return DeployedProgram(Polyhedron(**given), _unless_empty(Q), steps)

@@ -38,9 +38,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether all answers are close enough, and feasible."""
-        return self.error <= self.tol and (
-            self.violation is None or self.violation <= self.allowed
-        )
+        return self.error <= self.tol and (self.violation is None or self.violation <= self.allowed)
 
     def __str__(self) -> str:
         outside = "" if self.violation is None else f", at most {self.violation:.1e} outside"
@@ -148,7 +146,8 @@ def _outside(
         return lambda x: violation(x, *call.args, **call.kwargs)
     if not hasattr(model, "solve"):
         return None
-    solution = model.solve(*call.args, **call.kwargs)
+    layer: Any = model
+    solution = layer.solve(*call.args, **call.kwargs)
     return lambda x: solution._asked().violation(x)
 
 

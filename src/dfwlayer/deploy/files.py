@@ -85,9 +85,7 @@ def format_of(path: Path, wanted: str | None) -> str:
     return found
 
 
-def write(
-    model: nn.Module, call: Call, batched: Sequence[bool], path: Path, kind: str
-) -> None:
+def write(model: nn.Module, call: Call, batched: Sequence[bool], path: Path, kind: str) -> None:
     """Write a module to a file, as a function of the tensors in its call, in their order.
 
     ``batched`` says which of them have the batch in front.
@@ -125,6 +123,7 @@ def load(path: Path, kind: str) -> Callable[[Call], Tensor]:
     """A file as a function of what the module was called with."""
     if kind == "onnx":
         return _session(path)
+    model: Callable[..., Tensor]
     if kind == "aoti":
         model = torch._inductor.aoti_load_package(str(path))
     else:

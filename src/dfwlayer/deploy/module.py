@@ -91,7 +91,9 @@ class _Kept(_Deployed):
 
     @property
     def _plain(self) -> Plain:
-        found: Plain = filled(self.form, iter([getattr(self, f"part{i}") for i in range(self.count)]))
+        found: Plain = filled(
+            self.form, iter([getattr(self, f"part{i}") for i in range(self.count)])
+        )
         return found
 
 
@@ -117,7 +119,9 @@ class DeployedSet(_Kept):
             self._keep(plain_of(self._flat(constraint), fixed=True))
         else:
             _warm_up()
-            self.make = copy.deepcopy(constraint) if isinstance(constraint, nn.Module) else constraint
+            self.make = (
+                copy.deepcopy(constraint) if isinstance(constraint, nn.Module) else constraint
+            )
 
     def forward(self, *problem: Tensor | None, **parameters: Any) -> Tensor:
         """The solution for (q) or (P, q), over the set for these parameters."""
@@ -139,7 +143,8 @@ class DeployedSet(_Kept):
             plain, variable = plain_of(self._flat(made), fixed=False), made.variable(tuple(q.shape))
         shape = self.shape or variable or tuple(q.shape[-1:])
         dims = len(shape)
-        return self._answer(plain, P, q.flatten(-dims)).unflatten(-1, shape)
+        x = self._answer(plain, P, q.flatten(-dims))
+        return x.reshape(*x.shape[:-1], *shape)
 
     def _flat(self, constraint: Constraint) -> Constraint:
         """Over vectors."""
@@ -190,12 +195,10 @@ def _warm_up() -> None:
 
 def deployed(model: nn.Module, *, max_steps: int = 50) -> nn.Module:
     """A copy of a model, in evaluation mode, with every layer of this library deployed."""
-    if hasattr(model, "deploy"):
-        whole: nn.Module = model.deploy(max_steps=max_steps)
-        return whole
-    made = copy.deepcopy(model).eval()
-    for path, part in list(made.named_modules()):
-        if hasattr(part, "deploy"):
+    made = nn.ModuleList([copy.deepcopy(model)]).eval()
+    found: Any
+    for path, found in list(made.named_modules()):
+        if hasattr(found, "_deployed"):
             parent, _, name = path.rpartition(".")
-            setattr(made.get_submodule(parent), name, part.deploy(max_steps=max_steps))
-    return made
+            setattr(made.get_submodule(parent), name, found.deploy(max_steps=max_steps))
+    return made[0]

@@ -134,9 +134,7 @@ def project_lp(
     share = size * (distance / or_one(furthest))
     share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
-    moved = (
-        _ellipsoid(omega, share, steps) if p == 2 else _curved(p, omega, share, inside, steps)
-    )
+    moved = _ellipsoid(omega, share, steps) if p == 2 else _curved(p, omega, share, inside, steps)
     x = torch.sign(z) * torch.where(sized, moved * length, 0)
     x = torch.where(torch.isfinite(x), x, 0)  # weights too far apart for the dtype
     stays = inside & sized

@@ -196,8 +196,8 @@ class Intersection(Constraint):
         sizes, like = set(), torch.empty(0)
         for part in self.sets:
             for name, tensor in part.tensors().items():
-                like = tensor
-                if 0 < table(type(part))[name].kind <= tensor.dim() and not table(type(part))[name].apart:
+                about, like = table(type(part))[name], tensor
+                if 0 < about.kind <= tensor.dim() and not about.apart:
                     sizes.add(tensor.shape[-1])
         if len(sizes) == 1:
             whole = self.bind((*sizes,), like.dtype, like.device)

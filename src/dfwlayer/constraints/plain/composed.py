@@ -64,10 +64,10 @@ class PlainProduct(Plain):
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """Block by block."""
-        blocks = zip(self.parts, torch.split(z, self.counts, -1), strict=True)
+        blocks = zip(self.parts, torch.split(z, [*self.counts], -1), strict=True)
         return torch.cat([part.nearest(block, steps) for part, block in blocks], -1)
 
     def inside(self, x: Tensor) -> Tensor:
         """Block by block."""
-        blocks = zip(self.parts, torch.split(x, self.counts, -1), strict=True)
+        blocks = zip(self.parts, torch.split(x, [*self.counts], -1), strict=True)
         return torch.cat([part.inside(block) for part, block in blocks], -1)

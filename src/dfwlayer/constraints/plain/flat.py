@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -84,7 +85,7 @@ class PlainFlat(Plain):
     def _origin(self) -> PlainFlat | None:
         """The bounds where the point next to zero may not be zero, None where it is."""
         numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
-        if numbers and self.lower <= 0 <= self.upper:  # type: ignore[operator]
+        if numbers and self.lower <= 0 <= self.upper:
             return None
         return replace(self, weight=None, equations=())
 
@@ -110,7 +111,7 @@ class PlainFlat(Plain):
             y, lower, upper = z - m, lower - m, upper - m
             left = (t - (w * m.abs()).sum(-1, keepdim=True)).clamp_min(0.0)
         reach = torch.where(y < 0, -lower, upper)
-        # no coordinate can use more than the whole budget, and what has no weight is not moved by it
+        # no coordinate can use more than the whole budget; what has no weight is not moved by it
         reach = torch.minimum(reach, torch.where(heavy, left / cost, y.abs() + 1.0))
         slope = torch.where(heavy, w, 0.0)
         moved = torch.sign(y) * between(y.abs(), slope, torch.zeros_like(t), reach, left)
@@ -195,7 +196,7 @@ class PlainFlat(Plain):
         budget = [] if self.weight is None else [wide(self.radius, z)]
         ends = [torch.where(torch.isinf(end), 0.0, end.abs()) for end in self._bounds(z)]
         reach = [end.amax(-1, keepdim=True) if end.dim() else end for end in ends]
-        return torch.stack(torch.broadcast_tensors(*totals, *budget, *reach)).sum(0)
+        return reduce(torch.add, [*totals, *budget, *reach])
 
 
 def _is(value: Value | None, number: float) -> bool:
@@ -206,4 +207,3 @@ def _is(value: Value | None, number: float) -> bool:
 def _bounded(end: Value) -> bool:
     """Whether a bound is known to be finite."""
     return not isinstance(end, Tensor) and math.isfinite(end)
-

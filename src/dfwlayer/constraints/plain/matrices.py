@@ -36,14 +36,16 @@ class PlainSpectrum(Plain):
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """U diag(s) Vᵀ with s the projection of the singular values."""
-        left, values, right = torch.linalg.svd(z.unflatten(-1, self.shape), full_matrices=False)
+        left, values, right = torch.linalg.svd(
+            z.reshape(*z.shape[:-1], *self.shape), full_matrices=False
+        )
         moved = self.ball.nearest(values, steps)
         x = ((left * moved.unsqueeze(-2)) @ right).flatten(-2)
         return torch.where((moved == values).all(-1, keepdim=True), z, x)
 
     def inside(self, x: Tensor) -> Tensor:
         """Scaled back."""
-        values = torch.linalg.svdvals(x.double().unflatten(-1, self.shape))
+        values = torch.linalg.svdvals(x.double().reshape(*x.shape[:-1], *self.shape))
         size = scaled_norm(values, self.p).unsqueeze(-1)
         units = 2.0 * min(self.shape)  # an entry's rounding is in all singular values
         return shrunk(x, size, wide_column(self.radius, x), units)
@@ -58,16 +60,17 @@ class PlainSpectraplex(Plain):
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """V diag(s) Vᵀ with s the projection of the eigenvalues onto the simplex."""
         n = round(z.shape[-1] ** 0.5)
-        square = z.unflatten(-1, (n, n))
+        square = z.reshape(*z.shape[:-1], n, n)
         values, vectors = torch.linalg.eigh(0.5 * (square + square.mT))
         t = wide_column(self.trace, z)
         moved = above_zero(values, None, t)
         moved = moved * (t / or_one(moved.sum(-1, keepdim=True)))
-        return ((vectors * moved.unsqueeze(-2)) @ vectors.mT).flatten(-2)
+        x: Tensor = (vectors * moved.unsqueeze(-2)) @ vectors.mT
+        return x.flatten(-2)
 
     def inside(self, x: Tensor) -> Tensor:
         """x, symmetric; eigenvalues and trace are right to rounding."""
         n = round(x.shape[-1] ** 0.5)
-        square = x.unflatten(-1, (n, n))
+        square = x.reshape(*x.shape[:-1], n, n)
         half = torch.tril(square)
         return (half + torch.tril(square, -1).mT).flatten(-2)

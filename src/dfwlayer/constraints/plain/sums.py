@@ -34,7 +34,7 @@ class PlainSums(Plain):
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """By turns of thresholds."""
-        square = z.unflatten(-1, self.size)
+        square = z.reshape(*z.shape[:-1], *self.size)
         r, c = (wide(total, z) for total in (self.rows, self.columns))
         if r.dim() and c.dim():  # of the same total, to the last digits
             c = c * (r.sum(-1, keepdim=True) / c.sum(-1, keepdim=True))

@@ -11,8 +11,8 @@ from torch import Tensor
 from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.parameters import variable_of
-from dfwlayer.constraints.polyhedra.assignment import assign, sinkhorn
 from dfwlayer.constraints.plain import Plain, PlainSums
+from dfwlayer.constraints.polyhedra.assignment import assign, sinkhorn
 from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     balanced,
     filled_up,

@@ -313,6 +313,8 @@ class Polyhedron(LinearSet):
                 "an answer is made feasible, has to be found beforehand; give rows that are "
                 "constant"
             )
+        if self.G is None and self.A is None:
+            raise ValueError("it has no rows; give G and h, or A and b")
         (n,) = {rows.shape[-1] for rows in (self.G, self.A) if rows is not None}
         like = torch.zeros(n, dtype=torch.float64)
         A, b, G, h = (part.detach().cpu().double() for part in self.rows_of(like))
