@@ -19,12 +19,11 @@ __all__ = ["FORMATS", "Call", "format_of", "load", "write"]
 
 FORMATS = ("onnx", "aoti", "export")
 INSTALL = "pip install 'dfwlayer[export]'"
+SPECTRAL = ("svd", "eigh")
 # what third parties say about themselves while they export
 NOISE = (
     r".*treespec, LeafSpec.*is deprecated.*",  # torch on its own trees
     r".*axis name: .* will not be used.*",  # torch.onnx on a batch that several inputs share
-    r".*_get_vc_env is private.*",
-    r".*torch\.jit\.script.* is deprecated.*",
 )
 
 
@@ -93,30 +92,28 @@ def write(model: nn.Module, call: Call, batched: Sequence[bool], path: Path, kin
     taken = _Tensors(model, call)
     batch = torch.export.Dim("batch")
     shapes = (tuple({0: batch} if some else None for some in batched),) if any(batched) else None
-    tensors = tuple(call.tensors)
     with _quiet():
-        if kind == "onnx":
-            _need_onnx()
-            try:
-                program = torch.onnx.export(
-                    taken,
-                    tensors,
-                    dynamic_shapes=shapes,
-                    dynamo=True,
-                    verbose=False,
-                    input_names=call.names(model),
-                    output_names=["x"],
-                )
-            except torch.onnx.errors.OnnxExporterError as error:
-                raise ValueError(_refusal(error)) from error
-            assert program is not None
-            program.save(path)
-            return
-        exported = torch.export.export(taken, tensors, dynamic_shapes=shapes)
+        exported = torch.export.export(taken, tuple(call.tensors), dynamic_shapes=shapes)
         if kind == "export":
             torch.export.save(exported, path)
-        else:
+        elif kind == "aoti":
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+        else:
+            _write_onnx(exported, call.names(model), path)
+
+
+def _write_onnx(exported: torch.export.ExportedProgram, names: list[str], path: Path) -> None:
+    _need_onnx()
+    if any(name in str(node.target) for node in exported.graph.nodes for name in SPECTRAL):
+        raise ValueError(
+            "format: ONNX has no operator for singular values or eigenvalues, which the projection "
+            "onto a set of matrices needs; 'aoti' and 'export' have"
+        )
+    program = torch.onnx.export(
+        exported, dynamo=True, verbose=False, input_names=names, output_names=["x"]
+    )
+    assert program is not None
+    program.save(path)
 
 
 def load(path: Path, kind: str) -> Callable[[Call], Tensor]:
@@ -168,19 +165,6 @@ def _need_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(f"ONNX files need {error.name}; {INSTALL}") from None
-
-
-def _refusal(error: BaseException) -> str:
-    """What torch.onnx could not translate, in a line."""
-    text = str(error.__cause__ or error)
-    svd = any(name in text for name in ("svd", "eigh"))
-    why = (
-        "the projection onto a set of matrices needs singular values or eigenvalues, for which "
-        "ONNX has no operator"
-        if svd
-        else f"torch.onnx says: {text.strip().splitlines()[0]}"
-    )
-    return f"format: this module cannot become an ONNX file, as {why}; 'aoti' and 'export' may do"
 
 
 @contextmanager

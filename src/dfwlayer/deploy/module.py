@@ -140,16 +140,19 @@ class DeployedSet(_Kept):
         else:
             with recorded():
                 made = self.make(**parameters)
-            plain, variable = plain_of(self._flat(made), fixed=False), made.variable(tuple(q.shape))
+            variable = made.variable(tuple(q.shape))
+            lead = tuple(q.shape[: q.dim() - len(self.shape or (0,))])
+            plain = plain_of(self._flat(made, lead), fixed=False)
         shape = self.shape or variable or tuple(q.shape[-1:])
         dims = len(shape)
         x = self._answer(plain, P, q.flatten(-dims))
         return x.reshape(*x.shape[:-1], *shape)
 
-    def _flat(self, constraint: Constraint) -> Constraint:
-        """Over vectors."""
-        flat = self.shape is not None and len(self.shape) > 1
-        return constraint.flattened(self.shape, ()) if flat else constraint  # type: ignore[arg-type]
+    def _flat(self, constraint: Constraint, lead: tuple[int, ...] = ()) -> Constraint:
+        """Over vectors; ``lead`` are the batch dimensions of what all parameters go with."""
+        if self.shape is None or len(self.shape) == 1:
+            return constraint
+        return constraint.flattened(self.shape, lead)
 
 
 class DeployedProgram(_Kept):

@@ -56,7 +56,7 @@ class PlainFlat(Plain):
             return self._clipped(z)
         ((slope, total),) = self.equations
         b = wide(total, z)
-        if self.lower == 0.0 and _is(self.upper, math.inf) and _is(slope, 1.0):
+        if _is(self.lower, 0.0) and _is(self.upper, math.inf) and _is(slope, 1.0):
             return above_zero(z, None, b)
         a, (lower, upper) = wide(slope, z), self._bounds(z)
         if not (_bounded(self.lower) and _bounded(self.upper)):
