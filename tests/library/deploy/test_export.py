@@ -20,10 +20,9 @@ SETS = {
     "l1": dfw.LpBall(1, 0.8, torch.tensor([0.5, 1.0, 2.0, 0.0, 1.0, 0.3])),
     "l2 around a centre": dfw.LpBall(2, 0.8, centre=torch.ones(6)),
     "simplex": dfw.Simplex(),
-    "capped": dfw.CappedSimplex(1.0, 0.4),
     "l1 in a box": dfw.L1Box(1.0, None, -0.4, 0.4),
     "budget": dfw.PlaneCut(dfw.Box(0.0, 0.5)),
-    "groups": dfw.GroupBall([0, 0, 1, 1, 2, 2]),
+    "nuclear": dfw.NuclearBall(1.0, (2, 3)),
     "product": dfw.Product([dfw.Simplex(), dfw.Box(-1.0, 1.0)], [4, 2]),
 }
 
