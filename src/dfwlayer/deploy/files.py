@@ -110,7 +110,11 @@ def _write_onnx(exported: torch.export.ExportedProgram, names: list[str], path: 
             "onto a set of matrices needs; 'aoti' and 'export' have"
         )
     program = torch.onnx.export(
-        exported, dynamo=True, verbose=False, input_names=names, output_names=["x"]
+        exported,
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=["x"],
     )
     assert program is not None
     program.save(path)

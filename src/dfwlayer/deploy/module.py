@@ -119,9 +119,8 @@ class DeployedSet(_Kept):
             self._keep(plain_of(self._flat(constraint), fixed=True))
         else:
             _warm_up()
-            self.make = (
-                copy.deepcopy(constraint) if isinstance(constraint, nn.Module) else constraint
-            )
+            own = isinstance(constraint, nn.Module)
+            self.make = copy.deepcopy(constraint).eval() if own else constraint
 
     def forward(self, *problem: Tensor | None, **parameters: Any) -> Tensor:
         """The solution for (q) or (P, q), over the set for these parameters."""

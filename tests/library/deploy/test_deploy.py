@@ -21,7 +21,7 @@ REFUSED = {
 # where the rows come with the call, no point that satisfies them is known beforehand
 FIXED_ONLY = ("Polyhedron",)
 STEPS = 60
-ROWS = 40
+ROWS = 12
 
 
 def drawn(name: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

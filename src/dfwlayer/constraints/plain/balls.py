@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.plain.base import Plain, shrunk, wide, wide_column
+from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide, wide_column
 from dfwlayer.constraints.plain.flat import PlainFlat
 from dfwlayer.ops.rows import or_one, scaled_norm
 
@@ -74,7 +74,7 @@ class PlainGroups(Plain):
         # the rounding of x is that of its norms
         share = self.ball.inside(norms.to(x.dtype)).double() / or_one(norms)
         eps = wide(torch.finfo(x.dtype).eps, x)
-        factor = torch.where((norms > 0) & (share < 1 - eps), share * (1 - 2 * eps), 1.0)
+        factor = torch.where((norms > 0) & (share < 1 - eps), less(share, 2 * eps), 1.0)
         return (x.double() * self._spread(factor)).to(x.dtype)
 
     def _norms(self, z: Tensor) -> Tensor:

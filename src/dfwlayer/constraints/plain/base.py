@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
 
-__all__ = ["Plain", "PlainFormula", "shrunk", "wide", "wide_column"]
+__all__ = ["Plain", "PlainFormula", "less", "shrunk", "wide", "wide_column"]
 
 
 class Plain(ABC):
@@ -72,6 +72,14 @@ def wide_column(value: Value, like: Tensor) -> Tensor:
     return wide(value, like).unsqueeze(-1)
 
 
+def less(value: Tensor, share: Tensor) -> Tensor:
+    """A value less a small share of it.
+
+    Not as a product with 1 − share: exporters to ONNX take factors for one that are nearly so.
+    """
+    return value - value * share
+
+
 def shrunk(
     x: Tensor,  # (..., n)
     size: Tensor,  # (..., 1), what the ball says of x, in double precision
@@ -85,9 +93,8 @@ def shrunk(
     """
     finfo = torch.finfo(x.dtype)
     eps = wide(finfo.eps, x)
-    outside = size > radius * (1 - eps)
-    room = eps * units
-    factor = radius / torch.where(outside, size, 1.0) * (1 - room)
+    outside = size > less(radius, eps)
+    factor = less(radius, eps * units) / torch.where(outside, size, 1.0)
     inner = (x.double() * factor).to(x.dtype)
     # numbers below the normal range are rounded by more than that, and had better vanish
     inner = torch.where(inner.abs() < finfo.tiny, 0.0, inner)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.composed.plane_limits import within_reach
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.plain.base import Plain, shrunk, wide
+from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide
 from dfwlayer.constraints.plain.thresholds import above_zero, between
 from dfwlayer.constraints.region import Flat
 from dfwlayer.ops.rows import quotient
@@ -133,7 +133,7 @@ class PlainFlat(Plain):
         left = (t - spent).clamp_min(0.0)
         units = 2 * torch.finfo(x.dtype).eps / torch.finfo(y.dtype).eps  # those of x
         inner = m + shrunk(y, size, left, units)
-        moved = heavy & (size > left * (1 - wide(torch.finfo(x.dtype).eps, x)))
+        moved = heavy & (size > less(left, wide(torch.finfo(x.dtype).eps, x)))
         lower, upper = self._bounds(x)
         inner = torch.minimum(torch.maximum(inner, lower), upper).to(x.dtype)
         return torch.where(moved, inner, x)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.plain.base import Plain
+from dfwlayer.constraints.plain.base import Plain, less
 from dfwlayer.linalg.quadratic import Program, minimise
 
 __all__ = ["PlainAffine", "PlainRows", "onto_rows"]
 
 LEAST = 1e-9  # a room below this, relative to the numbers of the rows, is none
 PIVOT = 1e-11  # a pivot below this is rounding
-FIRST = 1 - 2.0**-24  # times its ratio, that of the cover is the least of equal ones
+FIRST = 2.0**-24  # less by this, the ratio of the cover is the least of equal ones
 
 
 def onto_rows(A: Tensor, inverse: Tensor, b: Tensor, z: Tensor) -> Tensor:
@@ -166,6 +166,7 @@ def _lemke(M: Tensor, q: Tensor, d: Tensor, steps: int) -> Tensor:
     """
     m = len(M)
     lead = q.shape[:-1]
+    first = torch.tensor(FIRST, dtype=q.dtype, device=q.device)
     cover, count = 2 * m, torch.arange(m, device=q.device)
     eye = torch.eye(m, dtype=q.dtype, device=q.device)
     fixed = torch.cat((eye, -M, -d.unsqueeze(-1)), -1)
@@ -181,7 +182,7 @@ def _lemke(M: Tensor, q: Tensor, d: Tensor, steps: int) -> Tensor:
             usable = column > PIVOT
             ratio = table[..., -1].clamp_min(0.0) / torch.where(usable, column, 1.0)
             # of equal ones the cover leaves first
-            ratio = torch.where(basis == cover, ratio * FIRST, ratio)
+            ratio = torch.where(basis == cover, less(ratio, first), ratio)
             ratio = torch.where(usable, ratio, torch.inf)
             leaving = ratio.argmin(-1, keepdim=True)
             done = done | ~usable.any(-1, keepdim=True)
