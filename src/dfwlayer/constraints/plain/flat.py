@@ -61,7 +61,7 @@ class PlainFlat(Plain):
         a, (lower, upper) = wide(slope, z), self._bounds(z)
         if not (_bounded(self.lower) and _bounded(self.upper)):
             lower, upper = within_reach(z, a, b, lower, upper)
-        return between(z, a, lower, upper, b)
+        return between(z, None if _is(slope, 1.0) else a, lower, upper, b)
 
     def inside(self, x: Tensor) -> Tensor:
         """Within the bounds, scaled into the budget, with what an equation lacks on one entry."""
@@ -113,7 +113,7 @@ class PlainFlat(Plain):
         reach = torch.where(y < 0, -lower, upper)
         # no coordinate can use more than the whole budget; what has no weight is not moved by it
         reach = torch.minimum(reach, torch.where(heavy, left / cost, y.abs() + 1.0))
-        slope = torch.where(heavy, w, 0.0)
+        slope = None if _is(weight, 1.0) else torch.where(heavy, w, 0.0)
         moved = torch.sign(y) * between(y.abs(), slope, torch.zeros_like(t), reach, left)
         if box is not None:
             moved = moved + m

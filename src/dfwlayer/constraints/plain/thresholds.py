@@ -50,8 +50,8 @@ def above_zero(
 
 def between(
     z: Tensor,  # (..., n)
-    slope: Tensor,  # a, (), (n,) or (..., n)
-    lower: Tensor,  # l, likewise, finite where a is not zero
+    slope: Tensor | None,  # a, (), (n,) or (..., n), None for ones
+    lower: Tensor,  # l, (), (n,) or (..., n), finite where a is not zero
     upper: Tensor,  # u
     total: Tensor,  # b, (1,) or (..., 1)
 ) -> Tensor:
@@ -61,16 +61,20 @@ def between(
     its values there follow from sums along the sorted ones. A Newton step from the right piece
     removes what rounding left.
     """
-    some = slope != 0
-    unit = torch.where(some, slope, 1.0)
-    ends = (z - lower) / unit, (z - upper) / unit
-    first, last = torch.minimum(*ends), torch.maximum(*ends)
-    first, last = (torch.where(some, end, 0.0).clamp(-LARGEST, LARGEST) for end in (first, last))
-    kinks, index = torch.cat((first, last), -1).sort(-1)
-    square = (slope * slope).expand_as(z)
+    if slope is None:
+        a = square = torch.ones_like(z)
+        first, last = z - upper, z - lower
+        most = upper.expand_as(z)
+    else:
+        a, square, some = slope, (slope * slope).expand_as(z), slope != 0
+        unit = torch.where(some, a, 1.0)
+        ends = (z - lower) / unit, (z - upper) / unit
+        first, last = torch.minimum(*ends), torch.maximum(*ends)
+        first, last = torch.where(some, first, 0.0), torch.where(some, last, 0.0)
+        most = torch.where(some, a * torch.where(a > 0, upper, lower), 0.0).expand_as(z)
+    kinks, index = torch.cat((first, last), -1).clamp(-LARGEST, LARGEST).sort(-1)
     width = torch.cat((square, -square), -1).gather(-1, index).cumsum(-1).clamp_min(0.0)
     fall = (width[..., :-1] * (kinks[..., 1:] - kinks[..., :-1])).cumsum(-1)
-    most = torch.where(some, slope * torch.where(slope > 0, upper, lower), 0.0).expand_as(z)
     top = most.sum(-1, keepdim=True) - total
     excess = torch.cat((top, top - fall), -1)
     over = excess > 0
@@ -80,8 +84,11 @@ def between(
     high = torch.where(over, excess, torch.inf).amin(-1, keepdim=True)
     low = torch.where(over, -torch.inf, excess).amax(-1, keepdim=True)
     share = torch.where(torch.isinf(high) | torch.isinf(low), 0.0, high / (high - low))
-    y = z - (left + share * (right - left)) * slope
+    theta = left + share * (right - left)
+    y = z - (theta if slope is None else theta * a)
     x = torch.minimum(torch.maximum(y, lower), upper)
     free = torch.where(x == y, square, 0.0).sum(-1, keepdim=True)
-    rest = (slope * x).expand_as(z).sum(-1, keepdim=True) - total
-    return torch.minimum(torch.maximum(y - quotient(rest, free) * slope, lower), upper)
+    rest = (x if slope is None else a * x).expand_as(z).sum(-1, keepdim=True) - total
+    theta = quotient(rest, free)
+    y = y - (theta if slope is None else theta * a)
+    return torch.minimum(torch.maximum(y, lower), upper)
