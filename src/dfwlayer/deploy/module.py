@@ -119,8 +119,9 @@ class DeployedSet(_Kept):
             self._keep(plain_of(self._flat(constraint), fixed=True))
         else:
             _warm_up()
-            own = isinstance(constraint, nn.Module)
-            self.make = copy.deepcopy(constraint).eval() if own else constraint
+            self.make = constraint
+            if isinstance(constraint, nn.Module):
+                self.make = copy.deepcopy(constraint).eval()
 
     def forward(self, *problem: Tensor | None, **parameters: Any) -> Tensor:
         """The solution for (q) or (P, q), over the set for these parameters."""
