@@ -19,7 +19,7 @@ __all__ = ["FORMATS", "Call", "format_of", "load", "write"]
 
 FORMATS = ("onnx", "aoti", "export")
 INSTALL = "pip install 'dfwlayer[export]'"
-SPECTRAL = ("svd", "eigh")
+SPECTRAL = ("linalg_svd", "linalg_eigh")  # operators
 # what third parties say about themselves while they export
 NOISE = (
     r".*treespec, LeafSpec.*is deprecated.*",  # torch on its own trees
@@ -104,7 +104,8 @@ def write(model: nn.Module, call: Call, batched: Sequence[bool], path: Path, kin
 
 def _write_onnx(exported: torch.export.ExportedProgram, names: list[str], path: Path) -> None:
     _need_onnx()
-    if any(name in str(node.target) for node in exported.graph.nodes for name in SPECTRAL):
+    called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    if any(name in target for target in called for name in SPECTRAL):
         raise ValueError(
             "format: ONNX has no operator for singular values or eigenvalues, which the projection "
             "onto a set of matrices needs; 'aoti' and 'export' have"
