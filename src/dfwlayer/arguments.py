@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,14 @@ __all__ = [
     "common_batch",
     "common_lead",
     "flag_nonfinite",
+    "recorded",
     "shown",
 ]
 
 WIDE = (torch.float32, torch.float64)  # what is solved in
 LONGEST = 60  # characters of a value in a message
 MOST = 2**53  # of an integer, more than anything is counted to
+_here = threading.local()
 
 
 def shown(value: Any) -> str:
@@ -149,8 +153,19 @@ def _check_kind(name: str, value: Any, expected: str) -> None:
         refuse_recording("torch.fx.symbolic_trace")
     if not isinstance(value, Tensor):
         raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value)}")
-    if kind in ("FakeTensor", "FunctionalTensor"):
+    if kind in ("FakeTensor", "FunctionalTensor") and not getattr(_here, "recorded", False):
         refuse_recording("fake tensors")
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Where operations may be recorded, as nothing in here asks a tensor for its values."""
+    before = getattr(_here, "recorded", False)
+    _here.recorded = True
+    try:
+        yield
+    finally:
+        _here.recorded = before
 
 
 def _hint(value: Any) -> str:

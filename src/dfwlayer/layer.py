@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -12,9 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from dfwlayer.arguments import shown
+from dfwlayer.arguments import as_integer, shown
 from dfwlayer.constraints import LpBall, Polyhedron
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.deploy import DeployedBall, DeployedProgram, DeployedSet
 from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.engines.projection import project
 from dfwlayer.methods import Method
@@ -81,6 +83,18 @@ class _Layer(nn.Module):
             if name in always or value != default:
                 shown.append(f"{name}={value:g}" if name == "tol" else f"{name}={value!r}")
         return ", ".join(shown)
+
+    def deploy(self, *, max_steps: int = 50, **constants: Tensor | None) -> nn.Module:
+        """The layer as plain tensor operations with so many steps, for torch.export, AOTInductor
+        and ONNX: see `dfwlayer.deploy`.
+
+        What it answers is feasible whatever ``max_steps``, and exact without steps where the set
+        has a formula. A QPLayer takes its ``Q``, ``G``, ``h``, ``A`` and ``b`` here.
+        """
+        return self._deployed(as_integer("max_steps", max_steps, 1), **constants)
+
+    @abstractmethod
+    def _deployed(self, steps: int) -> nn.Module: ...
 
     def _solved(self, objective: Objective, constraint: Constraint, **more: Any) -> Solution:
         """By the settings of the layer."""
@@ -196,6 +210,9 @@ class DFWLayer(_Layer):
         ball = LpBall(self.p, radius, weight, centre=centre)
         return self._solved(Quadratic(P, q), ball, x0=x0)
 
+    def _deployed(self, steps: int) -> nn.Module:
+        return DeployedBall(self.p, steps)
+
     def extra_repr(self) -> str:
         """p, and the settings."""
         return f"p={self.p:g}, {super().extra_repr()}"
@@ -257,6 +274,11 @@ class SetLayer(_Layer):
             )
         return self._solved(_objective(problem), constraint, x0=x0, shape=self.shape)
 
+    def _deployed(self, steps: int) -> nn.Module:
+        held = isinstance(self.constraint, _Held)
+        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
+        return DeployedSet(self.constraint() if held else self.constraint, steps, shape)
+
     def extra_repr(self) -> str:
         """The settings, and what the set is, unless it is a module."""
         told = [] if self.shape is None else [f"shape={self.shape}"]
@@ -314,6 +336,10 @@ class QPLayer(_Layer):
         with _renamed(P="Q", q="p"):
             parts = Polyhedron(*map(_unless_empty, (G, h, A, b)))
             return self._solved(Quadratic(Q, p), parts, x0=x0)
+
+    def _deployed(self, steps: int, Q: Tensor | None = None, **rows: Tensor | None) -> nn.Module:
+        given = {name: _unless_empty(value) for name, value in rows.items()}
+        return DeployedProgram(Polyhedron(**given), _unless_empty(Q), steps)
 
 
 class _Held(nn.Module):

@@ -8,6 +8,7 @@ report         what every report is made of: text, figures, HTML, the machine, a
 bench          ``dfw bench``: every system on the same problems
 reproduce      ``dfw reproduce``: the paper's experiments, and what they leave out
 demo           ``dfw demo``
+export         ``dfw export``: deployed layers as files, checked
 robotics       ``dfw robotics``: experts with a power limit, and policies that imitate them
 fuzz           ``dfw fuzz``, or ``python -m dfwlayer_bench.fuzz`` with torch and numpy alone
 """

@@ -41,6 +41,7 @@ def build_app() -> "typer.Typer":
 
     from dfwlayer_bench.bench.command import bench
     from dfwlayer_bench.demo.command import demo
+    from dfwlayer_bench.export.command import export
     from dfwlayer_bench.fuzz.command import fuzz
     from dfwlayer_bench.options import ListCommand
     from dfwlayer_bench.reproduce.command import reproduce_app
@@ -69,6 +70,7 @@ def build_app() -> "typer.Typer":
     app.command()(demo)
     app.command(cls=ListCommand)(bench)
     app.command()(fuzz)
+    app.command(cls=ListCommand)(export)
     app.add_typer(reproduce_app(), name="reproduce")
     app.add_typer(robotics_app(), name="robotics")
     return app

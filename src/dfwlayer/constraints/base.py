@@ -16,6 +16,7 @@ from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
+from dfwlayer.constraints.plain import Plain
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.linalg.hull import Descent
@@ -411,6 +412,15 @@ class Constraint(ABC):
 
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""
+        return None
+
+    def plain(self, *, fixed: bool = True) -> Plain | None:
+        """The projection in tensor operations that ask for no value, to be exported.
+
+        Asked of a set as it was given, over vectors. ``fixed`` says that its parameters are
+        constants, from which something may be found beforehand. A ValueError says why that cannot
+        be for a set that has one otherwise.
+        """
         return None
 
     def as_recordable(self) -> Recordable | None:

@@ -274,7 +274,8 @@ def variable_of(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ..
     None where its last dimension holds a variable as a vector, or it fits neither way.
     """
     vector = sizes[-1] == math.prod(shape)
-    return shape if sizes[-len(shape) :] == shape and not vector else None
+    # in this order, as a batch that may be of any size is not to be compared with a shape
+    return shape if not vector and sizes[-len(shape) :] == shape else None
 
 
 def as_column(value: Value, like: Tensor) -> Tensor:

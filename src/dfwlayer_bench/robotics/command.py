@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from dfwlayer_bench.options import ListCommand
+from dfwlayer_bench.robotics.deploy_command import export_expert
 from dfwlayer_bench.robotics.expert.commands import collect, train_expert
 from dfwlayer_bench.robotics.gradients.commands import gradients
 from dfwlayer_bench.robotics.imitation.commands import evaluate, imitate, run_all
@@ -23,5 +24,6 @@ def robotics_app() -> typer.Typer:
     app.command("imitate", cls=ListCommand)(imitate)
     app.command("evaluate", cls=ListCommand)(evaluate)
     app.command("gradients", cls=ListCommand)(gradients)
+    app.command("export")(export_expert)
     app.command("all", cls=ListCommand)(run_all)
     return app

@@ -19,6 +19,7 @@ from dfwlayer.constraints.parameters import (
     number,
     tensor_of,
 )
+from dfwlayer.constraints.plain import Plain, PlainFormula
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import dot, or_one
 from dfwlayer.ops.scale import Scale
@@ -92,6 +93,14 @@ class Disc(Constraint):
         return self.vertex(g)
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `formula`."""
+        return self.formula(z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """The formula."""
+        return PlainFormula(self.as_bound())
+
+    def formula(self, z: Tensor) -> Tensor:
         """c + y min(1, ρ/‖y‖) for the part y of z in the plane."""
         unit, centre, reach = self._parts(z, constant=True)
         along = _beside(_beside(z.detach().double(), unit), unit)

@@ -15,6 +15,7 @@ from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainEllipsoid
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.matrices import times
 from dfwlayer.ops.rows import dot, norm, or_one
@@ -156,6 +157,12 @@ class Ellipsoid(Ball):
     @measured
     def _axes(self) -> _Axes:
         return _Axes.of(self.A)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By the principal axes."""
+        A = self.A.detach()
+        _, scale, right = _Axes.of(A.double())
+        return PlainEllipsoid(A, scale, right, self.radius)
 
     def size(self, x: Tensor) -> Tensor:
         """‖Ax‖ in double precision."""

@@ -14,6 +14,7 @@ from dfwlayer.constraints.balls.groups import Groups
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainFlat, PlainGroups
 from dfwlayer.ops.rows import Scalar
 from dfwlayer.ops.scale import Scale
 
@@ -120,6 +121,12 @@ class GroupBall(Ball):
         outer = self._ball.face(norms, pull, scale)
         radius = tensor_of(self.radius)
         return GroupFace(groups, outer.weight, radius, x, outer.free, outer.multiplier)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By the ℓ1 ball of the norms."""
+        ball = LpBall(1, self.radius, self.weight).plain()
+        assert isinstance(ball, PlainFlat)
+        return PlainGroups(torch.nn.functional.one_hot(self._groups.label).float(), ball)
 
     def size(self, x: Tensor) -> Tensor:
         """Σ_g w_g ‖x_g‖₂ in double precision."""

@@ -18,6 +18,7 @@ from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, pro
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainFlat, PlainPower
 from dfwlayer.constraints.region import Block, Flat, Power, Region, Round, multiplied, total
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
@@ -240,6 +241,19 @@ class LpBall(Ball):
                 return None
             return (Flat(n, -reach, reach),)
         return (Power(n, self.p, weight, radius),)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """A threshold for p = 1, bounds for p = ∞."""
+        weight, radius = self.weight, total(self.radius)
+        if self.p == 1:
+            return PlainFlat(-math.inf, math.inf, 1.0 if weight is None else weight, radius, ())
+        if self.p != torch.inf:
+            return PlainPower(self.p, weight, self.radius)
+        if weight is None:
+            return PlainFlat(-radius, radius, None, 0.0, ())
+        heavy = weight != 0
+        reach = torch.where(heavy, radius / torch.where(heavy, weight.abs(), 1), torch.inf)
+        return PlainFlat(-reach, reach, None, 0.0, ())
 
     def face_parts(self, face: Face) -> tuple[Tensor, ...]:
         assert isinstance(face, LpFace)

@@ -99,7 +99,12 @@ def _from_guess(ball: AxisBounds, z: Tensor, near: Tensor | None) -> Tensor:
 
 
 def project_lp(
-    p: float, weight: Tensor, radius: Tensor, z: Tensor, bounded: Tensor | None = None
+    p: float,
+    weight: Tensor,
+    radius: Tensor,
+    z: Tensor,
+    bounded: Tensor | None = None,
+    steps: int | None = None,
 ) -> Tensor:
     """argmin ½‖x − z‖² subject to ‖w ∘ x‖_p ≤ t.
 
@@ -110,6 +115,7 @@ def project_lp(
         z: (B, n).
         bounded: (B, n) mask of the coordinates whose weight is not zero, None if all are; the
             others stay as they are.
+        steps: For the multiplier, so many and no question asked; None for as many as it takes.
 
     """
     t = radius.unsqueeze(-1)
@@ -128,7 +134,7 @@ def project_lp(
     share = size * (distance / or_one(furthest))
     share = torch.where(torch.isfinite(share), share, 0)
     inside = _inside(p, omega, share)
-    moved = _ellipsoid(omega, share) if p == 2 else _curved(p, omega, share, inside)
+    moved = _ellipsoid(omega, share, steps) if p == 2 else _curved(p, omega, share, inside, steps)
     x = torch.sign(z) * torch.where(sized, moved * length, 0)
     x = torch.where(torch.isfinite(x), x, 0)  # weights too far apart for the dtype
     stays = inside & sized
@@ -148,7 +154,7 @@ def _inside(p: float, omega: Tensor, share: Tensor) -> Tensor:
     )
 
 
-def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
+def _ellipsoid(omega: Tensor, share: Tensor, steps: int | None) -> Tensor:
     """share / (1 + μω²) with ‖ω ∘ share / (1 + μω²)‖ = 1.
 
     Newton on 1/‖·‖, which is concave in μ and nearly straight, climbs to the root from μ = 0.
@@ -158,19 +164,19 @@ def _ellipsoid(omega: Tensor, share: Tensor) -> Tensor:
     tol = 4 * torch.finfo(share.dtype).eps
     largest = (omega * share).amax(-1, keepdim=True).clamp_min(1)
     point = omega * share / largest  # so that squares do not overflow
-    for step in range(OUTER):
+    for step in range(OUTER if steps is None else steps):
         scaled = point / (1 + mu * square)
         size = or_one(torch.linalg.vector_norm(scaled, dim=-1, keepdim=True))
         slope = dot(scaled * square / (1 + mu * square), scaled).unsqueeze(-1) / size**2
         # 1/‖·‖ − 1 with ‖·‖ = largest · size, over its derivative in μ
         change = (largest * size - 1) / or_one(slope)
         mu = (mu + change).clamp_min(0)
-        if step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
+        if steps is None and step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
             break
     return share / (1 + mu * square)
 
 
-def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
+def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor, steps: int | None) -> Tensor:
     """y/ω with y + μω² y^(p−1) = ω share and Σ y^p = 1, for 1 < p < ∞, p ≠ 2.
 
     Newton on ‖y‖^(1−p), which is nearly straight in μ, from μ = 0, within a bracket. Rows that
@@ -188,7 +194,7 @@ def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
     low = mu = torch.zeros_like(high)
     tol = 4 * finfo.eps * max(1.0, 1 / (p - 1))
     y = zeta
-    for step in range(OUTER):
+    for step in range(OUTER if steps is None else steps):
         if step > 0:  # at μ = 0 the root is ζ itself
             y = _root(p, mu * square, zeta)
         top = or_one(y.amax(-1, keepdim=True))
@@ -205,7 +211,7 @@ def _curved(p: float, omega: Tensor, share: Tensor, idle: Tensor) -> Tensor:
         within = (newton >= low) & (newton <= high)
         settled = ((top * size - 1).abs() <= tol) | (high - low <= tol * high) | idle
         mu = torch.where(within, newton, 0.5 * (low + high))
-        if step % 2 == 1 and bool(settled.all()):
+        if steps is None and step % 2 == 1 and bool(settled.all()):
             break
     return torch.where(bounded, y / torch.where(bounded, omega, 1), share)
 

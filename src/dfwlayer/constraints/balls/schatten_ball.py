@@ -15,6 +15,7 @@ from dfwlayer.constraints.balls.schatten_face import SchattenFace, SpectralFace
 from dfwlayer.constraints.balls.singular import Factors, factors, spectral_function
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, number, tensor_of, variable_of
+from dfwlayer.constraints.plain import Plain, PlainSpectrum
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.rows import or_one, scaled_norm
 from dfwlayer.ops.scale import Scale
@@ -181,6 +182,12 @@ class SchattenBall(Ball):
         values = self._ball.project(at.values)
         same = (values == at.values).all(-1, keepdim=True)
         return torch.where(same, z, self._flat(at.product(values)))
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By the singular values."""
+        if self.shape is None:
+            raise ValueError("its shape is not known; give shape=(rows, columns)")
+        return PlainSpectrum(LpBall(self.p, self.radius).plain(), self.p, self.radius, self.shape)
 
     def diameter(self, n: int) -> Tensor:
         """2t for p ≤ 2, 2t k^(1/2 − 1/p) with k = min(r, c) beyond."""

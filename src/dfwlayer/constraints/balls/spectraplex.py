@@ -12,6 +12,7 @@ from torch import Tensor
 from dfwlayer.constraints.balls.singular import spectral_function
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, number, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainSpectraplex
 from dfwlayer.constraints.polyhedra.simplex import Simplex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import or_one
@@ -87,6 +88,10 @@ class Spectraplex(Constraint):
         trace = found.diagonal(dim1=-2, dim2=-1).sum(-1)
         found = found * (t / or_one(trace))[..., None, None]  # what rounding left
         return found.to(z.dtype).flatten(-2)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By the eigenvalues."""
+        return PlainSpectraplex(self.trace)
 
     def retract(self, x: Tensor) -> Tensor:
         """x where eigenvalues and trace are right to rounding, otherwise the projection."""

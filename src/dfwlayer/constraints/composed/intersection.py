@@ -13,7 +13,8 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.meeting import Meeting, Seen, gap_of, meet
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import merged
+from dfwlayer.constraints.parameters import merged, table
+from dfwlayer.constraints.plain import Plain
 from dfwlayer.constraints.polyhedra.linear_face import saddle_system
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, Polyhedron
 from dfwlayer.constraints.retraction import moved_to
@@ -189,6 +190,24 @@ class Intersection(Constraint):
     def violation(self, x: Tensor) -> Tensor:
         """That of the set which is missed most."""
         return torch.stack([part.violation(x) for part in self.sets]).amax(0)
+
+    def plain(self, *, fixed: bool = True) -> Plain | None:
+        """That of the polyhedron, where all sets are."""
+        sizes, like = set(), torch.empty(0)
+        for part in self.sets:
+            for name, tensor in part.tensors().items():
+                about, like = table(type(part))[name], tensor
+                if 0 < about.kind <= tensor.dim() and not about.apart:
+                    sizes.add(tensor.shape[-1])
+        if len(sizes) == 1:
+            whole = self.bind((*sizes,), like.dtype, like.device)
+            if not isinstance(whole, Intersection):
+                return whole.plain(fixed=fixed)
+        raise ValueError(
+            "a point of several sets is found by a search that watches its own convergence; what "
+            "has a fixed number of steps are intersections of polyhedra one of which has rows, and "
+            "sets that are intersections themselves, such as L1Box and PlaneCut"
+        )
 
     def diameter(self, n: int) -> Tensor:
         """No more than that of the smallest set."""

@@ -86,7 +86,6 @@ def vertex_limits(facets: Facets, unbounded: Tensor) -> tuple[Tensor, Tensor, Te
     return *bounds, ~(rises | falls)
 
 
-@torch.no_grad()
 def within_reach(
     z: Tensor, a: Tensor, b: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -96,7 +95,7 @@ def within_reach(
     known. One that has no bound there would get to the plane alone, so that θ is no larger than
     it needs for that, and no coordinate further than it goes then.
     """
-    z, a, b, lower, upper = (part.double() for part in (z, a, b, lower, upper))
+    z, a, b, lower, upper = (part.detach().double() for part in (z, a, b, lower, upper))
     inner = torch.minimum(torch.maximum(z, lower), upper)
     excess = (a * inner).sum(-1, keepdim=True) - b
     way = -torch.sign(excess) * torch.sign(a)

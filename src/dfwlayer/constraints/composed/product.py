@@ -17,6 +17,7 @@ from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
+from dfwlayer.constraints.plain import Plain, PlainProduct
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.ops.rows import common_shape
@@ -239,6 +240,16 @@ class Product(Constraint):
         if near is None:
             return self._each(lambda part, block: part.project(block), z)
         return self._each(lambda part, block, guess: part.project(block, guess), z, near)
+
+    def plain(self, *, fixed: bool = True) -> Plain | None:
+        """Those of the sets, None where one has none."""
+        parts = []
+        for i, (part, shape) in enumerate(zip(self.sets, self._shapes, strict=True)):
+            with _named(i):
+                flat = part.flattened(shape, ()) if len(shape) > 1 else part
+                parts.append(flat.plain(fixed=fixed))
+        known = tuple(part for part in parts if part is not None)
+        return PlainProduct(known, tuple(self._counts)) if len(known) == len(parts) else None
 
     def diameter(self, n: int) -> Tensor:
         """The root of the sum of squares."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Around, Constraint, Face
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainShifted
 from dfwlayer.ops.rows import dot
 from dfwlayer.ops.scale import Scale
 
@@ -113,6 +114,11 @@ class Shifted(Built):
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> Face:
         """The face of S at x − c, with the same directions, normals and curvature."""
         return self.constraint.face(x - self._centre(x).detach(), g, scale)
+
+    def plain(self, *, fixed: bool = True) -> Plain | None:
+        """That of S, moved."""
+        inner = self.constraint.plain(fixed=fixed)
+        return None if inner is None else PlainShifted(inner, self.centre)
 
     def _centre(self, like: Tensor) -> Tensor:
         return as_entries(self.centre, like)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, entries, matrix, number, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormula
+from dfwlayer.constraints.plain.rows import onto_rows
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, check_rows, rows_bound
 from dfwlayer.ops.rows import or_one
 
@@ -36,8 +38,16 @@ class HalfSpace(LinearSet):
         return A, b, *_row(self.normal, self.level)
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `formula`."""
+        return self.settled(self.formula(z), z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """The formula."""
+        return PlainFormula(self.as_bound())
+
+    def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b)₊ / ⟨a, a⟩."""
-        return self.settled(_moved(z, self.normal, self.level, one_sided=True), z)
+        return _moved(z, self.normal, self.level, one_sided=True)
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,16 @@ class Hyperplane(LinearSet):
         return *_row(self.normal, self.level), G, h
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `formula`."""
+        return self.settled(self.formula(z), z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """The formula."""
+        return PlainFormula(self.as_bound())
+
+    def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b) / ⟨a, a⟩."""
-        return self.settled(_moved(z, self.normal, self.level, one_sided=False), z)
+        return _moved(z, self.normal, self.level, one_sided=False)
 
 
 @dataclass(frozen=True)
@@ -91,6 +109,11 @@ class AffineSet(LinearSet):
         _, _, G, h = super().rows_of(like)
         return self.A, tensor_of(self.b), G, h
 
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By A⁺."""
+        b = tensor_of(self.b).detach()
+        return PlainAffine(self.A.detach(), self._inverse, b)
+
     @measured
     def _inverse(self) -> Tensor:
         """A⁺, in double precision."""
@@ -100,10 +123,7 @@ class AffineSet(LinearSet):
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """z − A⁺(A z − b), refined once."""
         A, b = self.A.detach().double(), tensor_of(self.b).detach().double()
-        x = z.detach().double()
-        for _ in range(2):
-            missed = (A @ x.unsqueeze(-1)).squeeze(-1) - b
-            x = x - (self._inverse @ missed.unsqueeze(-1)).squeeze(-1)
+        x = onto_rows(A, self._inverse, b, z.detach().double())
         return self.settled(x.to(z.dtype), z)
 
 
@@ -122,6 +142,10 @@ class NonNegative(LinearSet):
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """max(z, 0)."""
         return z.detach().clamp_min(0)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """A bound."""
+        return PlainFlat(0.0, torch.inf, None, 0.0, ())
 
 
 def _row(normal: Value, level: Value) -> tuple[Tensor, Tensor]:  # (..., 1, n) and (..., 1)

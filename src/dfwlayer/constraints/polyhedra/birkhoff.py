@@ -11,6 +11,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_integer
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.parameters import variable_of
+from dfwlayer.constraints.plain import Plain, PlainSums
 from dfwlayer.constraints.polyhedra.assignment import assign, sinkhorn
 from dfwlayer.constraints.polyhedra.birkhoff_projection import (
     balanced,
@@ -108,6 +109,10 @@ class Birkhoff(Constraint):
         """See `dfwlayer.constraints.polyhedra.birkhoff_projection`."""
         flat = self._square(z).reshape(-1, self.n, self.n)
         return project_birkhoff(flat).to(z.dtype).reshape(z.shape)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """Turns of thresholds for rows and columns."""
+        return PlainSums(1.0, 1.0, (self.n, self.n))
 
     def diameter(self, n: int) -> Tensor:
         """√(2n) of the matrix's n, unless it has one entry only."""

@@ -173,15 +173,24 @@ def balanced(x: Tensor) -> Tensor:  # (B, n, n) -> (B, n, n)
     return x
 
 
-def filled_up(x: Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
-    """A doubly stochastic matrix close to X ≥ 0, differentiably.
+def filled_up(
+    x: Tensor,  # ≥ 0, (..., m, k)
+    r: Tensor | float = 1.0,  # for the rows, (..., m, 1)
+    s: Tensor | float = 1.0,  # for the columns, (..., 1, k), of the same total
+) -> Tensor:  # (..., m, k)
+    """A matrix ≥ 0 with these sums close to X, differentiably.
 
-    Rows, then columns, whose sum is above 1 are scaled down, and a matrix of rank one, ≥ 0, makes
+    Rows, then columns, whose sum is too large are scaled down, and a matrix of rank one, ≥ 0, makes
     up for what is missing. The idea is from Altschuler, Weed and Rigollet (2017).
     """
-    x = x / x.sum(-1, keepdim=True).clamp_min(1)
-    x = x / x.sum(-2, keepdim=True).clamp_min(1)
-    r, s = (1 - x.sum(-1)).clamp_min(0), (1 - x.sum(-2)).clamp_min(0)
-    missing = s.sum(-1)[..., None, None]
-    rest = r.unsqueeze(-1) * s.unsqueeze(-2)
-    return x + rest / or_one(missing)
+    x = x * _down(x.sum(-1, keepdim=True), r)
+    x = x * _down(x.sum(-2, keepdim=True), s)
+    rows = (r - x.sum(-1, keepdim=True)).clamp_min(0)
+    columns = (s - x.sum(-2, keepdim=True)).clamp_min(0)
+    return x + rows * columns / or_one(columns.sum(-1, keepdim=True))
+
+
+def _down(total: Tensor, most: Tensor | float) -> Tensor:
+    """The factor that brings sums down to what they may be."""
+    over = total > most
+    return torch.where(over, most / torch.where(over, total, 1), 1)

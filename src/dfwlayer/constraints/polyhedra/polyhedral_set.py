@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.plain import Plain, PlainFlat
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace, polyhedral_face
 from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
-from dfwlayer.constraints.region import Region
+from dfwlayer.constraints.region import Flat, Region
 from dfwlayer.ops.rows import common_shape, or_one
 from dfwlayer.ops.scale import Scale
 
@@ -39,6 +40,11 @@ class PolyhedralSet(Constraint):
         for a, b in equations:
             most = torch.maximum(most, ((a * y).sum(-1) - b.squeeze(-1)).abs())
         return most.clamp_min(0).to(x.dtype)
+
+    def plain(self, *, fixed: bool = True) -> Plain | None:
+        """From the normal form."""
+        form = self.normal_form(0)
+        return PlainFlat.of(form[0]) if form and isinstance(form[0], Flat) else None
 
     def region(self, like: Tensor) -> Region:
         """The facets."""

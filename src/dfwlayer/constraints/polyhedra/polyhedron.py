@@ -13,6 +13,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
+from dfwlayer.constraints.plain import Plain, PlainFlat, PlainRows
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
@@ -295,6 +296,36 @@ class Polyhedron(LinearSet):
     def as_polyhedron(self, like: Tensor) -> Polyhedron:
         """The set itself."""
         return self
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """By pivots; bounds alone are clipped to."""
+        some = next((rows for rows in (self.G, self.A) if rows is not None), None)
+        if some is None:
+            lower = -math.inf if self.lower is None else self.lower
+            return PlainFlat(lower, math.inf if self.upper is None else self.upper, None, 0.0, ())
+        return self.plain_program(None, fixed=fixed)
+
+    def plain_program(self, Q: Tensor | None, *, fixed: bool = True) -> PlainRows:
+        """The minimiser of ½ xᵀQx − ⟨z, x⟩ for a Q (n, n) that is constant, None for I."""
+        if not fixed:
+            raise ValueError(
+                "its rows come with the call, and a point that satisfies all of them, from which "
+                "an answer is made feasible, has to be found beforehand; give rows that are "
+                "constant"
+            )
+        if self.G is None and self.A is None:
+            raise ValueError("it has no rows; give G and h, or A and b")
+        (n,) = {rows.shape[-1] for rows in (self.G, self.A) if rows is not None}
+        like = torch.zeros(n, dtype=torch.float64)
+        A, b, G, h = (part.detach().cpu().double() for part in self.rows_of(like))
+        low, high = (part.detach().cpu().double() for part in self.bounds(like))
+        if max(A.dim(), G.dim()) > 2 or max(b.dim(), h.dim(), low.dim(), high.dim()) > 1:
+            raise ValueError("its rows have a batch of their own; give rows that all share")
+        eye = torch.eye(n, dtype=torch.float64)
+        limits = h.expand(len(G)), high.expand(n), -low.expand(n)
+        wide = None if Q is None else Q.detach().cpu().double()
+        rows = torch.cat((G, eye, -eye)), torch.cat(limits)
+        return PlainRows.of(*rows, A, b.expand(len(A)), wide)
 
 
 @dataclass(frozen=True)

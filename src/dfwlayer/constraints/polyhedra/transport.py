@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import entries, fault
+from dfwlayer.constraints.plain import Plain, PlainSums
 from dfwlayer.constraints.polyhedra.birkhoff_projection import project_sums
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.ops.rows import common_shape, or_one
@@ -108,6 +109,10 @@ class Transport(LinearSet):
         square = z.detach().double().reshape(-1, m, k) / unit.unsqueeze(-1)
         x = project_sums(square, r / unit, c / unit) * unit.unsqueeze(-1)
         return self.settled(x.to(z.dtype).reshape(z.shape), z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """Turns of thresholds for rows and columns."""
+        return PlainSums(*self._sums(), self._size)
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         return self.row_sums, self.column_sums

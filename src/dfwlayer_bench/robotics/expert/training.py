@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dfwlayer_bench.robotics.episodes import Episodes, roll_out
 from dfwlayer_bench.robotics.expert.dpro import DPro, Settings, limited, proposal
 from dfwlayer_bench.robotics.expert.replay import Replay
 from dfwlayer_bench.robotics.files import (
@@ -66,20 +67,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Episodes:
-    """What came of some episodes."""
-
-    returns: tuple[float, ...]
-    violations: int  # steps whose power was beyond the limit, recounted from what was executed
-    steps: int
-    largest_power: float
-
-    @property
-    def mean_return(self) -> float:
-        return sum(self.returns) / len(self.returns)
-
-
-@dataclass(frozen=True)
 class Progress:
     """Where training stands."""
 
@@ -89,32 +76,6 @@ class Progress:
     violations: int  # in all of training
     steps_per_second: float
     evaluated: dict[str, float] | None = None  # the curve's newest point, right after it was made
-
-
-def roll_out(
-    task: Task,
-    act: Callable[[NDArray[Any]], NDArray[np.float32]],
-    episodes: int,
-    seed: int,
-) -> Episodes:
-    """Run whole episodes, seeded one by one, and count what breaks the limit."""
-    env = make_env(task, seed)
-    returns, violations, steps, largest = [], 0, 0, 0.0
-    for number in range(episodes):
-        observation, _ = env.reset(seed=seed + number)
-        total, over = 0.0, False
-        while not over:
-            action = act(observation)
-            used = float(power(task, observation, action))
-            violations += used > task.limit or bool((np.abs(action) > 1).any())
-            largest = max(largest, used)
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total += float(reward)
-            steps += 1
-            over = terminated or truncated
-        returns.append(total)
-    env.close()
-    return Episodes(tuple(returns), violations, steps, largest)
 
 
 class Training:

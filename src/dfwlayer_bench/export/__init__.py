@@ -1,0 +1,1 @@
+"""``dfw export``: deployed layers as files, checked."""
