@@ -223,10 +223,11 @@ def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective,
     tensors = tensors_in((objective, constraint), sparse=False)
     wide = (_widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
-    for name in fields_of(objective):
-        value = getattr(objective, name)
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            object.__setattr__(both[0], name, value.double())
+    for given, copy in zip((objective, constraint), both, strict=True):
+        for name in fields_of(given):
+            value = getattr(given, name)
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                object.__setattr__(copy, name, value.double())
     return both
 
 

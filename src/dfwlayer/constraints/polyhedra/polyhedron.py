@@ -13,15 +13,29 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
-from dfwlayer.constraints.polyhedra.linear_face import LinearFace
+from dfwlayer.constraints.polyhedra.linear_face import LinearFace, face_of_answer
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.quadratic import Answer, Program, Thin, duality_gap, minimise, thinned
+from dfwlayer.linalg.quadratic import (
+    Answer,
+    Program,
+    Thin,
+    duality_gap,
+    minimise,
+    minimise_on,
+    pays,
+    thinned,
+)
+from dfwlayer.linalg.quadratic.thin import DENSE
+from dfwlayer.linalg.sparse import check_sparse
+from dfwlayer.linalg.sparse_factor import as_csr, no_entries
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
-__all__ = ["LinearSet", "Polyhedron", "check_rows", "face_of_answer", "rows_bound"]
+__all__ = ["LinearSet", "Polyhedron", "check_rows", "rows_bound"]
 
+KEPT = 2**22  # entries, zeros included, beyond which sparse rows stay sparse
+LARGEST = 2**25  # the same, beyond which they are never made dense
 ROUNDING = 64  # units in the last place of the terms of a row by which it may be missed
 
 
@@ -39,7 +53,8 @@ class LinearSet(Constraint):
     def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A, b, G and h for vectors like this one (..., n), differentiable.
 
-        A and G are (m, n) or (B, m, n); without rows, m is 0.
+        A and G are (m, n) or (B, m, n), where all problems share them maybe sparse; without rows,
+        m is 0.
         """
         blank = like.new_zeros(0, like.shape[-1])
         return blank, blank[:, 0], blank, blank[:, 0]
@@ -48,25 +63,48 @@ class LinearSet(Constraint):
         """l and u, infinite where there are none, differentiable."""
         return like.new_full((), -torch.inf), like.new_full((), torch.inf)
 
-    def linear(self, like: Tensor) -> Program:
-        """The rows and bounds, with f = 0."""
+    def linear(self, like: Tensor) -> Program | Thin:
+        """The rows and bounds, with f = 0; by sparse matrices where a dense one is too large."""
         n = like.shape[-1]
-        wide = like.detach().double().reshape(-1, n)
-        batch = len(wide)
-        A, b, G, h = (part.detach().double() for part in self.rows_of(like))
+        q = torch.zeros_like(like.detach(), dtype=torch.float64).reshape(-1, n)
+        batch = len(q)
+        A, b, G, h = self.rows_of(like)
+        h, b = (part.detach().double().expand(batch, part.shape[-1]) for part in (h, b))
         lower, upper = (
             part.detach().double().expand(batch, n).contiguous() for part in self.bounds(like)
         )
+        if self._is_sparse(like):
+            if not self.takes_sparse(like):
+                raise ValueError(
+                    "constraint: sparse rows with more than 2²² entries, zeros included, are for "
+                    "one problem on the CPU, and for SciPy (pip install dfwlayer[sparse]); found "
+                    f"{batch} problems on {like.device}: solve them one by one, or pass "
+                    "G.to_dense() and A.to_dense()"
+                )
+            thin = [as_csr(part if part.dim() == 2 else part[0]) for part in (G, A)]
+            return Thin(no_entries(n), thin[0], thin[1], q, h, b, lower, upper)
+        G, A = (part.detach().double() for part in (G, A))
         return Program(
-            wide.new_zeros(1, n, n),
-            torch.zeros_like(wide),
+            q.new_zeros(1, 1, 1).expand(1, n, n),
+            q,
             G if G.dim() == 3 else G.unsqueeze(0),
-            h.expand(batch, h.shape[-1]),
+            h,
             A if A.dim() == 3 else A.unsqueeze(0),
-            b.expand(batch, b.shape[-1]),
+            b,
             lower,
             upper,
         )
+
+    def _is_sparse(self, like: Tensor) -> bool:
+        """Whether there are sparse rows, or a dense matrix is too large for one problem."""
+        A, _, G, _ = self.rows_of(like)
+        large = like.shape[-1] > DENSE and self.takes_sparse(like)
+        return large or any(part.layout != torch.strided for part in (A, G))
+
+    def takes_sparse(self, like: Tensor) -> bool:
+        """For one problem on the CPU where SciPy is, if rows are sparse too."""
+        A, _, G, _ = self.rows_of(like)
+        return pays(like, A, G)
 
     # what a set writes
 
@@ -77,7 +115,7 @@ class LinearSet(Constraint):
     def vertex(self, g: Tensor) -> Tensor:
         """By interior-point steps; a linear program has no other closed form."""
         program = self.linear(g)
-        found = minimise(program._replace(q=g.detach().double().reshape(program.q.shape)))
+        found = minimise(program.tilted(g.detach().double().reshape(program.q.shape)))
         if bool(found.endless.any()):
             raise ValueError(
                 "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a "
@@ -87,6 +125,11 @@ class LinearSet(Constraint):
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The minimiser of ⟨g, s⟩ + τ/2 ‖s‖², the projection of −g/τ."""
+        if self._is_sparse(g):
+            raise ValueError(
+                f"constraint: a {type(self).__name__} with sparse rows, or one of more than "
+                f"{DENSE} coordinates, has no soft vertex; use the method 'auto'"
+            )
         target = -g / temperature
         with torch.no_grad():
             program = self.linear(g)
@@ -140,15 +183,13 @@ class LinearSet(Constraint):
         slack = torch.where(torch.isfinite(limits), limits - program.across(at), torch.inf)
         tight = slack <= self._rounding(program, at, x.dtype)
         m, n = program.G.shape[-2:]
-        cone = program._replace(
-            P=torch.eye(n, dtype=at.dtype, device=at.device).unsqueeze(0),
-            q=g.detach().double().reshape(at.shape),
-            h=torch.where(tight[:, :m], 0, torch.inf).to(at),
-            b=torch.zeros_like(program.b),
-            upper=torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
-            lower=torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
+        cone = program.towards(-g.detach().double().reshape(at.shape)).between(
+            torch.where(tight[:, :m], 0, torch.inf).to(at),
+            torch.zeros_like(program.b),
+            torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
+            torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
         )
-        found = minimise(cone)
+        found = minimise_on(cone, tight)
         noise = 64 * torch.finfo(x.dtype).eps * g.detach().abs().amax(-1)
         if scale is not None:
             noise = torch.maximum(noise, scale.noise.amax(-1))
@@ -164,7 +205,7 @@ class LinearSet(Constraint):
         """What the multipliers of the linear program prove, −∞ where there is no least value."""
         program = self.linear(g)
         slope = g.detach().double().reshape(program.q.shape)
-        program = program._replace(q=slope)
+        program = program.tilted(slope)
         found = minimise(program)
         value = (slope * found.x).sum(-1) - duality_gap(program, found, found.x, slope)
         value = torch.where(found.endless, -torch.inf, value)
@@ -172,8 +213,12 @@ class LinearSet(Constraint):
 
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
         """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
-        n = like.shape[-1]
-        program = thinned(self.linear(like)._replace(P=P.reshape(-1, n, n), q=q))
+        program = self.linear(like)
+        if isinstance(program, Thin) or P.layout != torch.strided:
+            program = Thin.of(program, P, q)
+        else:
+            n = like.shape[-1]
+            program = thinned(program._replace(P=P.reshape(-1, n, n), q=q))
         found = minimise(program, most)
         known = found.x, found.exact, found.empty, found.endless, found.steps, found.missed
         return _Minimum(*known, self, program, found)
@@ -187,16 +232,17 @@ class LinearSet(Constraint):
         over = torch.where(torch.isfinite(limits), program.across(at) - limits, 0)
         worst = (over - allowed).amax(-1)
         if program.b.shape[-1]:
-            size = times_abs(program.A, at) + program.b.abs()
-            missed = (program.A @ at.unsqueeze(-1)).squeeze(-1) - program.b
+            size = program.absolute().along(_largest(at)) + program.b.abs()
+            missed = program.along(at) - program.b
             least = rounding * ROUNDING * torch.finfo(x.dtype).eps * size
             worst = torch.maximum(worst, (missed.abs() - least).amax(-1))
         return worst.clamp_min(0).to(x.dtype).reshape(x.shape[:-1])
 
-    def _rounding(self, program: Program, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _rounding(self, program: Program | Thin, x: Tensor, dtype: torch.dtype) -> Tensor:
         """That of the terms of every row."""
         limits = program.limits
-        terms = torch.cat((times_abs(program.G, x), x.abs(), x.abs()), -1)
+        rows = program.absolute().across(_largest(x))[:, : program.h.shape[-1]]
+        terms = torch.cat((rows, x.abs(), x.abs()), -1)
         size = terms + torch.where(torch.isfinite(limits), limits.abs(), 0)
         return ROUNDING * torch.finfo(dtype).eps * size
 
@@ -211,20 +257,24 @@ class Polyhedron(LinearSet):
     The default method is then "sqp".
 
     Args:
-        G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
+        G: (m, n) or (B, m, n), n the entries of a variable; dense, or if all problems share it
+            sparse (COO or CSR).
         h: A number, (m,) or (B, m); infinity for a row that does not count.
-        A: (k, n) or (B, k, n), dense or sparse.
+        A: (k, n) or (B, k, n), likewise.
         b: A number, (k,) or (B, k).
         lower: l, a number, (*shape) or (B, *shape); None or −∞ where there is none.
         upper: u, likewise; None or ∞ where there is none.
 
+    Sparse rows with up to 2²² entries, zeros included, are made dense. Larger ones stay sparse;
+    they are for one problem on the CPU, and for SciPy (the extra ``sparse``).
+
     """
 
-    G: Tensor | None = field(default=None, metadata=matrix())
+    G: Tensor | None = field(default=None, metadata=matrix(sparse=True))
     h: Value | None = field(
         default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True, apart=True)
     )
-    A: Tensor | None = field(default=None, metadata=matrix())
+    A: Tensor | None = field(default=None, metadata=matrix(sparse=True))
     b: Value | None = field(default=None, metadata=entries(harmless=0.0, grows=True, apart=True))
     lower: Value | None = field(
         default=None, metadata=entries(harmless=-math.inf, infinite=True, grows=True)
@@ -237,7 +287,12 @@ class Polyhedron(LinearSet):
         for name in ("G", "A"):
             value: Any = getattr(self, name)
             if isinstance(value, Tensor) and value.layout != torch.strided:
-                object.__setattr__(self, name, value.to_dense())
+                check_sparse(name, value)
+                small = value.numel() <= KEPT
+                value = value.to_dense() if small else value
+                if value.layout == torch.sparse_coo:
+                    value = value.coalesce()
+                object.__setattr__(self, name, value)
         super().__post_init__()
         for left, right in (("G", "h"), ("A", "b")):
             rows, total = getattr(self, left), getattr(self, right)
@@ -293,8 +348,19 @@ class Polyhedron(LinearSet):
         )
 
     def as_polyhedron(self, like: Tensor) -> Polyhedron:
-        """The set itself."""
-        return self
+        """The set itself, with dense rows."""
+        given = {name: rows for name in ("G", "A") if (rows := getattr(self, name)) is not None}
+        sparse = {name: rows for name, rows in given.items() if rows.layout != torch.strided}
+        for name, rows in sparse.items():
+            if rows.numel() > LARGEST:
+                raise ValueError(
+                    f"{name}: a sparse matrix of shape {tuple(rows.shape)} cannot be made dense, "
+                    "as intersections with other sets and 'least-violation' need it; use a "
+                    "Polyhedron by itself"
+                )
+        if not sparse:
+            return self
+        return self.changed(**{name: rows.to_dense() for name, rows in sparse.items()})
 
 
 @dataclass(frozen=True)
@@ -343,45 +409,12 @@ def rows_bound(
     return total.expand(rows.shape[-2]) if total.dim() == 0 else total
 
 
-def times_abs(rows: Tensor, x: Tensor) -> Tensor:
-    """Σ |row| max |x|, what the rounding of a row is relative to: entries have the largest's."""
-    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True)
-    return rows.abs().sum(-1) * largest
+def _largest(x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    """max |x| in the place of each entry: all have its rounding."""
+    return x.abs().amax(-1, keepdim=True).expand_as(x) if x.shape[-1] else x
 
 
 def _placed(found: Answer, like: Tensor) -> Tensor:
     """Points in the dtype and shape of others, NaN where there is none."""
     x = torch.where(found.empty.unsqueeze(-1), torch.nan, found.x)
     return x.to(like.dtype).reshape(like.shape)
-
-
-def face_of_answer(
-    constraint: LinearSet,
-    found: Answer,
-    x: Tensor,  # (..., n)
-    noise: Tensor,  # (B,), below which a multiplier counts as zero
-) -> LinearFace:
-    """The rows that hold x beyond doubt."""
-    m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
-    lead = x.shape[:-1]
-    lost = (found.empty | found.endless).unsqueeze(-1)
-    holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
-    rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
-    lower, upper = (part.detach() for part in constraint.bounds(x))
-    shut = (lower >= upper).expand(*lead, n).reshape(-1, n)
-    above = above | (shut & ~below)
-    most = int(rows.sum(-1).amax()) if rows.numel() else 0
-    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
-    counts = torch.gather(rows, 1, position)
-    force = torch.where(counts, torch.gather(found.z[:, :m], 1, position), 0)
-    multiplier = torch.where(lost, 0, torch.cat((found.nu, force), -1)).to(x.dtype)
-    bound = above.to(x.dtype) - below.to(x.dtype)
-    return LinearFace(
-        constraint,
-        x,
-        ((bound == 0) & ~lost).reshape(*lead, n),
-        multiplier.reshape(*lead, multiplier.shape[-1]),
-        position.reshape(*lead, most),
-        counts.reshape(*lead, most),
-        bound.reshape(*lead, n),
-    )

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.quadratic.faces import on_face
+from dfwlayer.linalg.quadratic.faces import held_by, on_face
 from dfwlayer.linalg.quadratic.homogeneous import STEPS, interior
 from dfwlayer.linalg.quadratic.program import Program
-from dfwlayer.linalg.quadratic.thin import Thin
+from dfwlayer.linalg.quadratic.thin import Thin, thinned
 from dfwlayer.linalg.quadratic.units import in_units
 
-__all__ = ["Answer", "duality_gap", "minimise"]
+__all__ = ["Answer", "duality_gap", "minimise", "minimise_on"]
 
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
@@ -39,6 +39,8 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
 
     After ``most`` steps it ends with a feasible point wherever it is.
     """
+    if isinstance(program, Program):
+        program = thinned(program)
     if not len(program.q):
         x, limits = program.q, program.limits
         count = torch.zeros_like(x[:, 0], dtype=torch.long)
@@ -50,6 +52,24 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
     near = ~answer.exact & (off <= NEAR)
     doubtful = ~(answer.empty | answer.endless | known | near)
     return _somewhere(program, _decided(program, answer, doubtful))
+
+
+def minimise_on(program: Program | Thin, active: Tensor) -> Answer:
+    """Solve B programs of which the rows that hold the solutions (B, m + 2n) may be known.
+
+    If they are, one linear system is enough.
+    """
+    if not len(program.q):
+        return minimise(program)
+    if isinstance(program, Program):
+        program = thinned(program)
+    corner = held_by(program, torch.zeros_like(program.q), active)
+    if not bool(corner.exact.all()):
+        return minimise(program)
+    none = torch.zeros_like(corner.exact)
+    x, nu, z, active, exact = corner
+    z = torch.where(active, z, 0).clamp_min(0)
+    return Answer(x, nu, z, active, exact, none, none, none.long(), _missed(program, x))
 
 
 def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor]:
