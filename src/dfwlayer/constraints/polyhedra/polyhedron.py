@@ -115,7 +115,7 @@ class LinearSet(Constraint):
     def vertex(self, g: Tensor) -> Tensor:
         """By interior-point steps; a linear program has no other closed form."""
         program = self.linear(g)
-        found = minimise(program.tilted(g.detach().double().reshape(program.q.shape)))
+        found = minimise(thinned(program.tilted(g.detach().double().reshape(program.q.shape))))
         if bool(found.endless.any()):
             raise ValueError(
                 "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a "
@@ -134,7 +134,7 @@ class LinearSet(Constraint):
         with torch.no_grad():
             program = self.linear(g)
             point = target.double().reshape(program.q.shape)
-            found = minimise(program.towards(point))
+            found = minimise(thinned(program.towards(point)))
             noise = 64 * torch.finfo(g.dtype).eps * (point.abs() + found.x.abs()).amax(-1)
             x = found.x.to(g.dtype).reshape(g.shape)
             face = face_of_answer(self, found, x, noise)
@@ -144,7 +144,7 @@ class LinearSet(Constraint):
         """By interior-point steps."""
         program = self.linear(z)
         target = z.detach().double().reshape(program.q.shape)
-        return _placed(minimise(program.towards(target)), z)
+        return _placed(minimise(thinned(program.towards(target))), z)
 
     def settled(self, x: Tensor, z: Tensor) -> Tensor:
         """The projection x of z where a formula has found it; where x misses a row, by steps."""
@@ -189,7 +189,7 @@ class LinearSet(Constraint):
             torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
             torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
         )
-        found = minimise_on(cone, tight)
+        found = minimise_on(thinned(cone), tight)
         noise = 64 * torch.finfo(x.dtype).eps * g.detach().abs().amax(-1)
         if scale is not None:
             noise = torch.maximum(noise, scale.noise.amax(-1))
@@ -205,7 +205,7 @@ class LinearSet(Constraint):
         """What the multipliers of the linear program prove, −∞ where there is no least value."""
         program = self.linear(g)
         slope = g.detach().double().reshape(program.q.shape)
-        program = program.tilted(slope)
+        program = thinned(program.tilted(slope))
         found = minimise(program)
         value = (slope * found.x).sum(-1) - duality_gap(program, found, found.x, slope)
         value = torch.where(found.endless, -torch.inf, value)
@@ -214,11 +214,11 @@ class LinearSet(Constraint):
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
         """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
         program = self.linear(like)
-        if isinstance(program, Thin) or P.layout != torch.strided:
-            program = Thin.of(program, P, q)
-        else:
+        if isinstance(program, Program) and P.layout == torch.strided:
             n = like.shape[-1]
             program = thinned(program._replace(P=P.reshape(-1, n, n), q=q))
+        else:
+            program = Thin.of(program, P, q)
         found = minimise(program, most)
         known = found.x, found.exact, found.empty, found.endless, found.steps, found.missed
         return _Minimum(*known, self, program, found)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfwlayer.linalg.quadratic.faces import held_by, on_face
 from dfwlayer.linalg.quadratic.homogeneous import STEPS, interior
 from dfwlayer.linalg.quadratic.program import Program
-from dfwlayer.linalg.quadratic.thin import Thin, thinned
+from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
 
 __all__ = ["Answer", "duality_gap", "minimise", "minimise_on"]
@@ -39,8 +39,6 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
 
     After ``most`` steps it ends with a feasible point wherever it is.
     """
-    if isinstance(program, Program):
-        program = thinned(program)
     if not len(program.q):
         x, limits = program.q, program.limits
         count = torch.zeros_like(x[:, 0], dtype=torch.long)
@@ -61,8 +59,6 @@ def minimise_on(program: Program | Thin, active: Tensor) -> Answer:
     """
     if not len(program.q):
         return minimise(program)
-    if isinstance(program, Program):
-        program = thinned(program)
     corner = held_by(program, torch.zeros_like(program.q), active)
     if not bool(corner.exact.all()):
         return minimise(program)

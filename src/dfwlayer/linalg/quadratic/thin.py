@@ -46,9 +46,13 @@ def pays(like: Tensor, *rows: Tensor) -> bool:
     return stored <= SHARE * sum(part.numel() for part in rows)
 
 
-def thinned(program: Program) -> Program | Thin:
+def thinned(program: Program | Thin) -> Program | Thin:
     """By sparse matrices, where that pays: one problem, on the CPU, with mostly zeros."""
-    if len(program.q) > 1 or not pays(program.q, program.P[0], program.G[0], program.A[0]):
+    if (
+        isinstance(program, Thin)
+        or len(program.q) > 1
+        or not pays(program.q, program.P[0], program.G[0], program.A[0])
+    ):
         return program
     parts = (as_csr(part[0]) for part in (program.P, program.G, program.A))
     return Thin(*parts, *(program[i] for i in (1, 3, 5, 6, 7)))
