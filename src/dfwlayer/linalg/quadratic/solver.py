@@ -47,6 +47,8 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
     answer, off = _attempt(program, most)
     gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
     known = answer.exact & (gap <= SURE * program.value(answer.x).abs())
+    # f* may be zero: then what rounding makes of f at points of this size
+    known = known | (answer.exact & (off <= NEAR) & (gap <= _rounding(program, answer.x)))
     near = ~answer.exact & (off <= NEAR)
     doubtful = ~(answer.empty | answer.endless | known | near)
     return _somewhere(program, _decided(program, answer, doubtful))
@@ -105,6 +107,13 @@ def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor
     if bool(crossed.any()):
         answer = _crossed(program, answer, crossed)
     return answer, found.off
+
+
+def _rounding(program: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
+    """That of f at points whose entries are as large as the largest one of x."""
+    largest = x.abs().amax(-1, keepdim=True)
+    terms = program.absolute().gradient(largest.expand_as(x)).amax(-1)
+    return NOISE * largest.squeeze(-1) * terms
 
 
 def _decided(program: Program | Thin, answer: Answer, doubtful: Tensor) -> Answer:
