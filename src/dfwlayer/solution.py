@@ -152,6 +152,19 @@ class Solution:
         return found
 
     @cached_property
+    def proof(self) -> dict[str, Tensor]:
+        """What proves that problems over linear rows have no solution, by name; NaN for the others.
+
+        "h", "b", "lower" and "upper" are Farkas multipliers of INFEASIBLE problems, with the signs
+        of prices: Gᵀh' + Aᵀb' + upper' + lower' = 0 and ⟨h', h⟩ + ⟨b', b⟩ + ⟨upper', u⟩ +
+        ⟨lower', l⟩ < 0, so that no x satisfies all rows. h' and b' are how far the rows have to
+        give way, in the sense of least squares. "direction" is a d of UNBOUNDED ones along which no
+        row ends, f does not bend and ⟨∇f, d⟩ < 0. Computed when first asked for; without gradients.
+        """
+        found: dict[str, Tensor] = self._asked().proof(self.status)
+        return found
+
+    @cached_property
     def violation(self) -> Tensor:
         """How far x is outside, by the set's own measure; 0 inside, NaN where x is NaN."""
         found: Tensor = self._asked().violation(self.x)

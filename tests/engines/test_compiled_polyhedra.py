@@ -492,3 +492,15 @@ def test_the_value_carries_its_gradient():
             found.append(torch.autograd.grad(value.sum(), list(parts.values())))
     for one, other in zip(*found, strict=True):
         close(one, other, 1e-8)
+
+
+def test_a_row_of_zeros_that_rounding_made_impossible():
+    """0 ≤ −3e-17 is what a sum that should be zero may look like; beyond rounding it is empty."""
+    P, q = torch.diag(torch.tensor([2.0, 3.0], dtype=F64)), torch.tensor([-1.0, 1.0], dtype=F64)
+    G = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=F64)
+    for side, status in ((-3e-17, dfw.Status.CONVERGED), (-1e-3, dfw.Status.INFEASIBLE)):
+        body = dfw.Polyhedron(G, torch.tensor([side, -0.5], dtype=F64))
+        found = attempted(dfw.Quadratic(P, q), body)
+        assert (found is not None) == (status == dfw.Status.CONVERGED)
+        sol = dfw.solve(dfw.Quadratic(P, q), body)
+        assert sol.status == status

@@ -13,7 +13,7 @@ from dfwlayer.engines import compiled
 from dfwlayer.engines.compiled import pool
 from dfwlayer.engines.compiled.layout import lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
-from dfwlayer.objectives import sparse
+from dfwlayer.linalg import sparse
 from dfwlayer.ops.kept import Kept
 
 F32, F64 = torch.float32, torch.float64

@@ -87,7 +87,7 @@ class Constraint(ABC):
                 about.out_of_range(name, value)
         tensors = self.tensors()
         if tensors:
-            check_tensors(tensors, half_allowed=True)
+            check_tensors(tensors, half_allowed=True, sparse=self._maybe_sparse())
         else:
             self.check_values()
 
@@ -179,7 +179,8 @@ class Constraint(ABC):
                 value = torch.tensor(value, dtype=dtype, device=device)
             values[name] = about.flat(name, value, self.shape_of(shape))
         if values:
-            check_tensors({"the objective": torch.empty(0, dtype=dtype, device=device)} | values)
+            like = torch.empty(0, dtype=dtype, device=device)
+            check_tensors({"the objective": like} | values, sparse=self._maybe_sparse())
         return self.as_bound(**values)
 
     @property
@@ -276,6 +277,9 @@ class Constraint(ABC):
         """The bound set with these values, whose parameters are all tensors of the right shape."""
         bound: type[Self] = bound_type(type(self))
         return copied(self, bound, values)
+
+    def _maybe_sparse(self) -> list[str]:
+        return [name for name, about in table(type(self)).items() if about.sparse]
 
     def _parameters(self, change: Callable[[Parameter, Tensor], Tensor]) -> dict[str, Tensor]:
         about = table(type(self))
@@ -406,9 +410,13 @@ class Constraint(ABC):
         """The minimiser of ½ xᵀPx + qᵀx over a bound set, for vectors like these (..., n).
 
         P is (n, n) or (B, n, n) and q (B, n), in double precision; ``most`` is the number of steps
-        after which any point of the set will do.
+        after which any point of the set will do. P is sparse where the set `takes_sparse` ones.
         """
         return None
+
+    def takes_sparse(self, like: Tensor) -> bool:
+        """Whether `minimised` should be given a sparse P, for vectors like these (..., n)."""
+        return False
 
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""

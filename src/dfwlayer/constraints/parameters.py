@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
+from dfwlayer.linalg.sparse import check_sparse, stored_entries
 from dfwlayer.ops.rows import in_one_batch, on_host
 from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
@@ -59,6 +60,7 @@ class Parameter:
         grows: With the set: {cx : x in the set} has c times this parameter.
         numbers: Whether a number may stand for entries that are all alike.
         apart: Entries that are not those of the variable; how many there are is for the set to say.
+        sparse: Whether a matrix that all problems share may be a sparse tensor.
 
     """
 
@@ -72,6 +74,7 @@ class Parameter:
     grows: bool = False
     numbers: bool = True
     apart: bool = False
+    sparse: bool = False
 
     def with_default(self, default: Any) -> Parameter:
         """With what follows from the default of the field."""
@@ -84,7 +87,10 @@ class Parameter:
         if value is None and self.optional:
             return None
         if isinstance(value, Tensor) or not self.numbers:
-            check_tensor(name, value, "a tensor or None" if self.optional else "a tensor")
+            expected = "a tensor or None" if self.optional else "a tensor"
+            check_tensor(name, value, expected, self.sparse)
+            if value.layout != torch.strided:
+                check_sparse(name, value)
             found: Tensor = value
             return found
         return as_number(name, value, kind="a number or a tensor", infinite=self.infinite)
@@ -127,6 +133,8 @@ class Parameter:
 
     def not_finite(self, name: str, value: Tensor) -> Tensor | None:
         """Mask (B,) of the problems with NaN, or infinity if that may not be, None for none."""
+        if value.layout != torch.strided:
+            value = stored_entries(value)
         if self.infinite:
             value = torch.where(torch.isinf(value.detach()), 0, value)
         return flag_nonfinite(name, value, int(self.kind))
@@ -183,6 +191,8 @@ class Parameter:
         something harmless.
         """
         stand_in: Tensor | float
+        if value.layout != torch.strided:  # that of all problems
+            return value
         shared = value.dim() == self.kind or len(value) == 1
         if bool((~bad).any()):
             if self.kind is Kind.MATRIX and value.dim() == self.kind:  # nothing to be replaced

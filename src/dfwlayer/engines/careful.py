@@ -32,7 +32,7 @@ from dfwlayer.ops.scale import ROUNDING
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
 from dfwlayer.solution import Status
 
-__all__ = ["out_of_range", "takes_care", "with_care"]
+__all__ = ["in_range", "out_of_range", "takes_care", "with_care"]
 
 Run = Callable[[Task], Outcome]
 
@@ -195,6 +195,25 @@ def _in_units(run: Run, task: Task) -> Outcome | None:
     return Outcome(x, found.num_steps, status, value, gap=gap)
 
 
+def in_range(task: Task) -> tuple[Task, Tensor]:
+    """A task in units whose numbers leave room for their squares, and the price of a unit there.
+
+    The units are powers of two, so that no digit is lost. Prices −∂f/∂t become u/k as large, as
+    t = u·τ and f = F u²/k. A task that leaves room, or cannot be put into units, is itself.
+    """
+    objective, constraint, start = task.objective, task.constraint, task.point
+    one = torch.ones(task.lead, dtype=torch.float64, device=start.device)
+    if start.numel() == 0 or not bool(out_of_range(objective, constraint, start).any()):
+        return task, one
+    unit, factor = _units(sizes_of(objective, constraint, start))
+    narrow, widest = (part.to(start.dtype) for part in (unit, factor))
+    scaled, rescaled = constraint.scaled(1 / narrow), objective.rescaled(narrow, widest)
+    if scaled is None or rescaled is None:
+        return task, one
+    start = start / narrow.unsqueeze(-1)
+    return replace(task, objective=rescaled, constraint=scaled, start=start), unit / factor
+
+
 def _widened(t: Tensor) -> Tensor:
     """In float64; a gradient that the dtype of t cannot hold is none, as everywhere here."""
     if not (t.requires_grad and t.dtype != torch.float64):
@@ -223,10 +242,11 @@ def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective,
     tensors = tensors_in((objective, constraint), sparse=False)
     wide = (_widened(t) if t.is_floating_point() else t for t in tensors)
     both: tuple[Objective, Constraint] = filled((objective, constraint), wide)
-    for name in fields_of(objective):
-        value = getattr(objective, name)
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            object.__setattr__(both[0], name, value.double())
+    for given, copy in zip((objective, constraint), both, strict=True):
+        for name in fields_of(given):
+            value = getattr(given, name)
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                object.__setattr__(copy, name, value.double())
     return both
 
 

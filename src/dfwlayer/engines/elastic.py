@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,13 +60,40 @@ def relaxed(run: Solve, arguments: Arguments, settings: Settings, found: Solutio
     x = put(found.x, again.x.reshape(-1, *shape) if lost.dim() else again.x)
     failed = (again.status != Status.CONVERGED) & (again.status != Status.ROUNDING_FLOOR)
     status = torch.where(failed, again.status, int(Status.RELAXED))
-    return Solution(
+    solution = Solution(
         x,
         put(found.value, again.value),
         put(found.gap, again.gap),
         put(found.num_steps, again.num_steps),
         put(found.status, status),
     )
+    vars(solution)["_origin"] = _Both(found, again, put)
+    return solution
+
+
+class _Both(NamedTuple):
+    """What may be asked later of problems of which some had to give way."""
+
+    found: Solution
+    again: Solution  # of those that had to, over the rows that gave way
+    put: Callable[[Tensor, Tensor], Tensor]
+
+    def multipliers(self, x: Tensor) -> dict[str, Tensor]:
+        """Those of the rows as far as they gave way, for the others as they are."""
+        own, other = self.found.multipliers, self.again.multipliers
+        return {
+            name: self.put(price, other[name]) if name in other else price
+            for name, price in own.items()
+        }
+
+    def violation(self, x: Tensor) -> Tensor:
+        """Of the rows as they were given."""
+        found: Tensor = self.found._origin.violation(x)
+        return found
+
+    def proof(self, status: Tensor) -> dict[str, Tensor]:
+        """That the rows could not be satisfied."""
+        return self.found.proof
 
 
 def _given_way(

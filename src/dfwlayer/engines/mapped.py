@@ -17,6 +17,7 @@ from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_
 from dfwlayer.differentiate.expansion import expand, worth
 from dfwlayer.differentiate.transforms import derived
 from dfwlayer.engines.base import Arguments, Task, bind, centred
+from dfwlayer.engines.careful import in_range
 from dfwlayer.methods.base import Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import filled, tensors_in
@@ -98,7 +99,7 @@ class _Carried(Call):
         (known, *tensors), lead = self.laid_out(inputs, (1,))
         arguments, settings = self.filled(iter(tensors))
         if settings.mode == "implicit":
-            task, problem, x, face, place = known_at(arguments._replace(x0=known), settings)
+            task, problem, x, face, place, _ = known_at(arguments._replace(x0=known), settings)
             x = task.without_bad(place(expand(problem, x, face, order)))
         else:
             x = self.solved(iter(tensors)).x
@@ -114,7 +115,7 @@ class _Worth(Call):
         (known, _, *tensors), lead = self.laid_out(inputs, (1, 0))
         arguments, settings = self.filled(iter(tensors))
         if settings.mode == "implicit":
-            task, problem, x, face, _ = known_at(arguments._replace(x0=known), settings)
+            task, problem, x, face, _, _ = known_at(arguments._replace(x0=known), settings)
             value = task.without_lost(worth(problem, x, face, order))
         else:
             value = self.solved(iter(tensors)).value
@@ -129,11 +130,14 @@ class Known(NamedTuple):
     x: Tensor  # likewise
     face: Face
     place: Callable[[Tensor], Tensor]  # from there to x
+    price: Tensor | None  # () or (B,), what a price there is to be multiplied with, if asked for
 
 
 def known_at(arguments: Arguments, settings: Settings, priced: bool = False) -> Known:
     """Where the solution x0 is; its set, ``priced``, with parameters of each problem's own."""
-    task = bind(arguments, settings).checked()
+    task, price = bind(arguments, settings).checked(), None
+    if priced:
+        task, price = in_range(task)
     problem, x, place = centred(task.objective, task.constraint, task.point)
     if priced:
         none = torch.zeros(task.lead, dtype=torch.bool, device=x.device)
@@ -145,7 +149,7 @@ def known_at(arguments: Arguments, settings: Settings, priced: bool = False) -> 
         # measured from a centre x would depend on it, but the known solution is a constant
         x = problem.constraint.retract(x.detach())
         _, _, face = problem.face_at(x)
-    return Known(task, problem, x, face, place)
+    return Known(task, problem, x, face, place, price)
 
 
 def value_at_zero(objective: Objective) -> Tensor:

@@ -13,6 +13,7 @@ from dfwlayer.differentiate.expansion import worth
 from dfwlayer.differentiate.transforms import Recipe, derived
 from dfwlayer.engines.base import Arguments, bind
 from dfwlayer.engines.mapped import Call, known_at, value_at_zero
+from dfwlayer.engines.proofs import proof_of
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import filled, tensors_in, versions_in
 
@@ -41,6 +42,14 @@ class Origin(NamedTuple):
         found = self._asked(_Prices, x, differentiable)
         return dict(zip(names, found, strict=True))
 
+    def proof(self, status: Tensor) -> dict[str, Tensor]:  # (*lead)
+        """See `dfwlayer.Solution`."""
+        self._check_unchanged()
+        if self.mapped:
+            raise RuntimeError("a proof is to be had of a solve outside of torch.func only")
+        with torch.no_grad():
+            return proof_of(bind(self.arguments, self.settings), status)
+
     def violation(self, x: Tensor) -> Tensor:  # (*lead, *shape) -> (*lead)
         """By the set's own measure."""
         return self._asked(_Violation, x, False)[0]
@@ -49,11 +58,7 @@ class Origin(NamedTuple):
         self, kind: Callable[..., Recipe], x: Tensor, differentiable: bool
     ) -> tuple[Tensor, ...]:
         """What a recipe makes of the solution and of the tensors it was found from."""
-        if versions_in(self.arguments[:2]) != self.versions:
-            raise RuntimeError(
-                "a tensor of the objective or of the set has been modified by an inplace operation "
-                "after the solve: ask for the multipliers and the violation before that"
-            )
+        self._check_unchanged()
         arguments = self.arguments._replace(x0=None)  # the solution takes its place
         ranks = ranks_of(*arguments)
         recipe = kind(ranks, None, arguments, self.settings)
@@ -63,6 +68,13 @@ class Origin(NamedTuple):
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
             given = [t.clone() if t.is_inference() else t for t in (x.detach(), *tensors)]
             return derived(recipe, *level(given, None if ranks is None else (1, *ranks)))
+
+    def _check_unchanged(self) -> None:
+        if versions_in(self.arguments[:2]) != self.versions:
+            raise RuntimeError(
+                "a tensor of the objective or of the set has been modified by an inplace operation "
+                "after the solve: ask for the multipliers and the violation before that"
+            )
 
 
 class _Prices(Call):
@@ -85,7 +97,9 @@ class _Prices(Call):
             )
         out = []
         for slope, (_, shape) in zip(slopes, priced.values(), strict=True):
-            price = 0.0 - slope
+            assert at.price is not None
+            unit = at.price[(..., *[None] * (slope.dim() - at.price.dim()))]
+            price = ((0.0 - slope).double() * unit).to(slope.dtype)
             lost = torch.isnan(known).reshape(*at.task.lead, -1).any(-1)
             price = torch.where(lost[(..., *[None] * (price.dim() - lost.dim()))], torch.nan, price)
             sizes = at.task.lead if len(lead) < 2 else lead

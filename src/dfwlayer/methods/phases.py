@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.methods.base import Problem, gap_of, priced
+from dfwlayer.objectives.factors import Factor
 from dfwlayer.objectives.model import LARGEST
-from dfwlayer.objectives.quadratic import Factor
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import (
     Mask,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.methods.base import Outcome, Problem, Settings
-from dfwlayer.objectives.model import Model
-from dfwlayer.ops.matrices import times
+from dfwlayer.objectives.model import Model, SparseModel
 from dfwlayer.solution import Status
 
 __all__ = ["SequentialQP"]
@@ -47,8 +46,12 @@ class SequentialQP:
         return _newton(problem, x, settings)
 
 
-def _model(problem: Problem, x: Tensor) -> Model:
+def _model(problem: Problem, x: Tensor) -> Model | SparseModel:
     """The quadratic model of f at x, in double precision."""
+    if x.numel() and problem.constraint.takes_sparse(x):
+        sparse = problem.objective.sparse_model(x)
+        if sparse is not None:
+            return sparse
     if x.numel() == 0 or problem.objective.isotropic:
         eye = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
         return Model.at(x, problem.objective.gradient(x), eye)
@@ -65,7 +68,7 @@ def _model(problem: Problem, x: Tensor) -> Model:
     return Model(matrix, linear, factored=False, design=model.design, target=model.target)
 
 
-def _minimum(problem: Problem, model: Model, x: Tensor, most: int) -> Minimum:
+def _minimum(problem: Problem, model: Model | SparseModel, x: Tensor, most: int) -> Minimum:
     found = problem.constraint.minimised(model.matrix, model.linear, x, most)
     if found is None:
         raise ValueError(
@@ -78,11 +81,10 @@ def _minimum(problem: Problem, model: Model, x: Tensor, most: int) -> Minimum:
 def _quadratic(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     model = _model(problem, x)
     count, n = model.linear.shape
-    bent_down = _bends_down(model.matrix, settings, x.dtype).expand(count)
+    rounding = 8 * max(settings.resolution, torch.finfo(x.dtype).eps) * n**0.5
+    bent_down = model.bends_down(rounding).expand(count)
     if bool(bent_down.any()):  # a feasible point is all that can be had
-        eye = torch.eye(n, dtype=model.linear.dtype, device=x.device)
-        matrix = torch.where(bent_down[:, None, None], eye, model.matrix)
-        model = Model(matrix, model.linear, factored=False)
+        model = model.straightened(bent_down)
     found = _minimum(problem, model, x, settings.max_steps)
     status = _status(found, settings.max_steps)
     status = torch.where(bent_down & ~found.empty, int(Status.NOT_CONVEX), status)
@@ -114,7 +116,7 @@ class _Walk(NamedTuple):
     steps: Tensor  # (B,)
     going: Tensor  # (B,), not done when the steps were used up
     stopped: Tensor  # (B,), by the callback
-    model: Model | None  # at x, None where only some of the problems have one
+    model: Model | SparseModel | None  # at x, None where only some of the problems have one
     found: Minimum | None  # its minimiser
 
 
@@ -185,7 +187,7 @@ def _status(found: Minimum, most: int) -> Tensor:
 
 def _outcome(
     problem: Problem,
-    model: Model,
+    model: Model | SparseModel,
     found: Minimum,
     like: Tensor,
     status: Tensor,  # (B,)
@@ -205,7 +207,7 @@ def _outcome(
     open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
-    terms = slope.abs().amax(-1) + times(model.matrix.abs(), at.abs()).amax(-1)
+    terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(
         x,
@@ -224,20 +226,15 @@ def _above(gap: Tensor, dtype: torch.dtype) -> Tensor:
     return out if dtype == gap.dtype else out * (1 + torch.finfo(dtype).eps)
 
 
-def _bends_down(P: Tensor, settings: Settings, dtype: torch.dtype) -> Tensor:
-    """(B,) or (), whether P has a negative eigenvalue beyond rounding."""
-    rounding = 8 * max(settings.resolution, torch.finfo(dtype).eps) * P.shape[-1] ** 0.5
-    shift = rounding * P.abs().amax((-2, -1)).clamp_min(1e-300)
-    shifted = P + torch.diag_embed(shift.unsqueeze(-1).expand(P.shape[:-1]))
-    bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
-    return bent
-
-
 def _start(problem: Problem, x: Tensor) -> Outcome:
     """The point of the set next to x."""
     n = x.shape[-1]
-    eye = torch.eye(n, dtype=torch.float64, device=x.device)
-    near = _minimum(problem, Model(eye, -x.double().reshape(-1, n), factored=False), x, LONG)
+    target = -x.double().reshape(-1, n)
+    if problem.constraint.takes_sparse(x):
+        near = _minimum(problem, SparseModel.identity(target), x, LONG)
+    else:
+        eye = torch.eye(n, dtype=torch.float64, device=x.device)
+        near = _minimum(problem, Model(eye, target, factored=False), x, LONG)
     inside = problem.constraint.violation(x) == 0
     at = torch.where(inside.unsqueeze(-1), x, near.x.to(x.dtype).reshape(x.shape))
     none = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)

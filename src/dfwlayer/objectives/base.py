@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensors, flag_nonfinite
-from dfwlayer.objectives.model import Model, model_by_columns
+from dfwlayer.objectives.model import Model, SparseModel, model_by_columns
 from dfwlayer.ops.rows import Scalar, in_one_batch, or_one, quotient
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
@@ -232,6 +232,12 @@ class Objective(ABC):
     def model(self, x: Tensor) -> Model | None:
         """The quadratic model of f at x (..., n), None where ∇²f is too large to write down."""
         return model_by_columns(self.hvp, self.gradient, x)
+
+    def sparse_model(self, x: Tensor) -> SparseModel | None:
+        """f itself at one problem's x (..., n), for an f with a constant and sparse ∇²f."""
+        if not self.isotropic:
+            return None
+        return SparseModel.identity(self.gradient(torch.zeros_like(x)).double().reshape(1, -1))
 
     def curvature(self) -> Curvature | None:
         """Bounds on the spectrum of ∇²f, None where nothing is known."""

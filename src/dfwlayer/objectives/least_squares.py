@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, check_tensors, common_lead, flag_nonfinite
+from dfwlayer.linalg.sparse import SparseMatrix, check_sparse, stored_entries, tracked_entries
+from dfwlayer.linalg.sparse_factor import as_csr
 from dfwlayer.objectives.base import Curvature, Dense, Objective
-from dfwlayer.objectives.model import LARGEST, Model
-from dfwlayer.objectives.sparse import SparseMatrix, stored_entries
+from dfwlayer.objectives.model import LARGEST, Model, SparseModel
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
+from dfwlayer.ops.matrices import csr
 from dfwlayer.ops.rows import dot, norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
@@ -45,17 +47,11 @@ class LeastSquares(Objective):
         A, b = self.A, self.b
         check_tensor("A", A, sparse=True)
         check_tensor("b", b)
-        if A.layout not in (torch.strided, torch.sparse_coo, torch.sparse_csr):
-            raise ValueError(f"A: expected a dense, COO or CSR tensor, got layout {A.layout}")
-        dense = A.layout == torch.strided
-        if (A.dim() < 2 if dense else A.dim() != 2) or A.shape[-1] == 0:
-            allowed = "(m, n) or (*batch, m, n)" if dense else "(m, n) for a sparse tensor"
+        if A.layout != torch.strided:
+            check_sparse("A", A)
+        if A.dim() < 2 or A.shape[-1] == 0:
+            allowed = "(m, n) or (*batch, m, n)"
             raise ValueError(f"A: expected shape {allowed} with n ≥ 1, got {tuple(A.shape)}")
-        if A.layout == torch.sparse_coo and A.dense_dim():
-            raise ValueError(
-                "A: expected a sparse tensor of numbers, found one whose stored entries are "
-                f"vectors ({A.dense_dim()} dense dimension); call .to_dense().to_sparse() first"
-            )
         if b.dim() == 0 or b.shape[-1] != A.shape[-2]:
             m = A.shape[-2]
             raise ValueError(
@@ -135,7 +131,7 @@ class LeastSquares(Objective):
 
     @property
     def _tracked(self) -> Tensor:
-        return self.A.values() if self.A.layout == torch.sparse_csr else self.A.coalesce().values()
+        return tracked_entries(self.A)
 
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
@@ -204,6 +200,20 @@ class LeastSquares(Objective):
         square = A.mT @ A
         linear = -(A.mT @ b.unsqueeze(-1)).squeeze(-1)
         return Model(square, linear, factored=False, design=A, target=b)
+
+    def sparse_model(self, x: Tensor) -> SparseModel | None:
+        """f itself, where A is sparse; AᵀA is formed for factors only."""
+        if self.A.layout == torch.strided:
+            return super().sparse_model(x)
+        A, b = as_csr(self.A), self.b.detach().double().reshape(-1).numpy()
+        H = (A.T @ A).tocsr()
+        begins, columns, entries = map(torch.from_numpy, (H.indptr, H.indices, H.data))
+        matrix = csr(begins, columns, entries, H.shape)
+
+        def slope_at(x: Tensor) -> Tensor:
+            return torch.from_numpy(A.T @ (A @ x[0].numpy() - b)).unsqueeze(0)
+
+        return SparseModel(matrix, torch.from_numpy(-(A.T @ b)).unsqueeze(0), slope_at)
 
     def rescaled(self, unit: Tensor, factor: Tensor) -> LeastSquares:
         """A √k and b √k/u."""

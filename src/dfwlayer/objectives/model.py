@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.matrices import times
+from dfwlayer.linalg import sparse_factor
+from dfwlayer.ops.matrices import csr, csr_product, times
 from dfwlayer.ops.scale import TINY
 
-__all__ = ["FEW", "LARGEST", "Model", "model_by_columns"]
+__all__ = ["FEW", "LARGEST", "Model", "SparseModel", "model_by_columns"]
 
 LARGEST = 2**25  # entries of a Hessian, 256 MiB in double precision, that are still written down
 FEW = 512  # coordinates up to which a Hessian is found by products with every unit vector
@@ -75,6 +76,24 @@ class Model:
         if self.design is not None and self.target is not None:
             return times(self.design.mT, times(self.design, x) - self.target)
         return times(self.matrix, x) + self.linear
+
+    def terms(self, x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+        """|H| |x|, what H x is the sum of, for a Hessian that is written down."""
+        return times(self.matrix.abs(), x.abs())
+
+    def bends_down(self, rounding: float) -> Tensor:  # (B,) or ()
+        """Whether H has a negative eigenvalue beyond rounding, relative to its largest entry."""
+        H = self.matrix
+        shift = rounding * H.abs().amax((-2, -1)).clamp_min(1e-300)
+        shifted = H + torch.diag_embed(shift.unsqueeze(-1).expand(H.shape[:-1]))
+        bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
+        return bent
+
+    def straightened(self, bent: Tensor) -> Model:  # (B,)
+        """With the identity for H of the problems flagged."""
+        eye = torch.eye(self.linear.shape[-1], dtype=self.linear.dtype, device=bent.device)
+        matrix = torch.where(bent[:, None, None], eye, self.matrix)
+        return Model(matrix, self.linear, factored=False)
 
     @cached_property
     def slope(self) -> Tensor:  # (B, n)
@@ -171,6 +190,44 @@ class Model:
             return u - small * (A.mT @ torch.cholesky_solve(A @ u, factor))
 
         return solve
+
+
+@dataclass(frozen=True)
+class SparseModel:
+    """½⟨x, Hx⟩ + ⟨q, x⟩ of one problem with a sparse H, in double precision, where SciPy is."""
+
+    matrix: Tensor  # H (n, n), CSR
+    linear: Tensor  # q (1, n)
+    slope_at: Callable[[Tensor], Tensor] | None = None  # the gradient, by a way with more digits
+
+    @classmethod
+    def identity(cls, linear: Tensor) -> SparseModel:  # (1, n)
+        """H = 1."""
+        n = linear.shape[-1]
+        each = torch.arange(n + 1)
+        return cls(csr(each, each[:-1], torch.ones(n, dtype=torch.float64), (n, n)), linear)
+
+    def gradient(self, x: Tensor) -> Tensor:  # (1, n) -> (1, n)
+        """Hx + q."""
+        if self.slope_at is not None:
+            return self.slope_at(x)
+        return csr_product(self.matrix, x[0]).unsqueeze(0) + self.linear
+
+    def terms(self, x: Tensor) -> Tensor:  # (1, n) -> (1, n)
+        """As of `Model`, and so on."""
+        H = self.matrix
+        flat = csr(H.crow_indices(), H.col_indices(), H.values().abs(), (len(H), len(H)))
+        return csr_product(flat, x[0].abs()).unsqueeze(0)
+
+    def bends_down(self, rounding: float) -> Tensor:
+        size = float(self.matrix.values().abs().max()) if self.matrix._nnz() else 0.0
+        shift = rounding * max(size, 1e-300) * sparse_factor.module().eye(len(self.matrix))
+        return torch.tensor(
+            [sparse_factor.positive_factor(sparse_factor.as_csr(self.matrix) + shift) is None]
+        )
+
+    def straightened(self, bent: Tensor) -> SparseModel:
+        return SparseModel.identity(self.linear)
 
 
 def model_by_columns(

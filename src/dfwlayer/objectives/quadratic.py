@@ -12,18 +12,22 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dfwlayer.arguments import WIDE, check_tensor, check_tensors, common_batch, flag_nonfinite
+from dfwlayer.linalg.sparse import (
+    SparseMatrix,
+    check_sparse,
+    stored_entries,
+    tracked_entries,
+)
 from dfwlayer.objectives.base import Curvature, Dense, Objective
-from dfwlayer.objectives.model import LARGEST, Model
+from dfwlayer.objectives.factors import LARGEST_FACTOR, Factor, reduced_sparse
+from dfwlayer.objectives.model import LARGEST, Model, SparseModel
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
-from dfwlayer.ops.matrices import cholesky_factor, substitute
+from dfwlayer.ops.matrices import cholesky_factor, csr, csr_product, substitute
 from dfwlayer.ops.rows import Scalar, column, dot, settled, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 
 __all__ = ["Quadratic"]
 
-# bytes of a factor, up to which P is factorised where products with it converge too slowly; that
-# is n = 16384 in float32, where it takes as long as some thousand products
-LARGEST_FACTOR = 2**30
 _ROUNDING = 8  # in units of eps · √n · the largest entry
 ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding and averaged away
 
@@ -33,13 +37,15 @@ class Quadratic(Objective):
     """f(x) = ½ xᵀPx + qᵀx with P symmetric positive semi-definite.
 
     Args:
-        P: (n, n) shared by all problems, (*batch, n, n) one per problem, or None for the identity;
-            the solution is then the projection of −q onto the set.
+        P: (n, n) shared by all problems, dense or sparse (COO or CSR), (*batch, n, n) one per
+            problem, or None for the identity; the solution is then the projection of −q onto the
+            set.
         q: (n,) or (*batch, n), or with variables of another shape (*batch, *shape), n their
             entries; see ``shape`` of `dfwlayer.solve`.
 
     The gradient in P is that of ½ xᵀPx, so it is symmetric and a symmetric P stays symmetric
-    under gradient steps.
+    under gradient steps. A sparse P gets a sparse one on its own pattern, and stays sparse: only
+    products with it are formed, and factors on the free coordinates.
 
     """
 
@@ -63,15 +69,13 @@ class Quadratic(Objective):
         if P is not None:
             n = q.shape[-1]
             if P.layout != torch.strided:
-                raise ValueError(
-                    f"P: expected a dense tensor, got layout {P.layout}; for a sparse factor A "
-                    "with P = AᵀA use LeastSquares(A, b)"
-                )
+                check_sparse("P", P)
             if P.dim() < 2 or (P.shape[-2:] != (n, n) and not _may_go_with(P, q)):
                 raise _mismatch(P, q)
         alike = P is None or (P.dtype == q.dtype and P.device == q.device)
         if not alike or q.dtype not in WIDE:
-            check_tensors({"q": q} if P is None else {"q": q, "P": P}, half_allowed=True)
+            given = {"q": q} if P is None else {"q": q, "P": P}
+            check_tensors(given, half_allowed=True, sparse=("P",))
         if P is not None and q.dim() == 2 and P.dim() == 3 and P.shape[-1] == q.shape[-1]:
             common_batch(self.batch_sizes)
 
@@ -104,6 +108,10 @@ class Quadratic(Objective):
         """P's entries (n,) or (B, n) where it is diagonal and positive, None otherwise."""
         if self.P is None:
             return None
+        if self._is_sparse:
+            own = self._sparse.diagonal
+            apart = self._sparse.row_sums == own.abs()
+            return own if bool((apart & (own > 0)).all()) else None
         P = self.P.detach()
         # the first row gives nearly every other matrix away; on a GPU looking takes too long
         if not settled(P[..., 0, 1:] == 0):
@@ -114,15 +122,18 @@ class Quadratic(Objective):
         return None
 
     def bind(self, batch: int | None) -> Quadratic:
-        """P's gradient is made symmetric."""
+        """P's gradient is made symmetric; a sparse P has each entry once."""
         bound = super().bind(batch)
+        if bound.P is not None and bound._is_sparse:
+            P = bound.P.coalesce() if bound.P.layout == torch.sparse_coo else bound.P
+            return _BoundSparse(P, bound.q)
         if bound.P is None or not bound.P.requires_grad:
             return bound
         return replace(bound, P=symmetric_gradient(bound.P))
 
-    def dense(self) -> Dense:
-        """P and q."""
-        return Dense(self.P, self.q, squared=False)
+    def dense(self) -> Dense | None:
+        """P and q, unless P is sparse."""
+        return None if self._is_sparse else Dense(self.P, self.q, squared=False)
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
@@ -143,7 +154,8 @@ class Quadratic(Objective):
             return self, bad
         right, skew, level = self._symmetry()
         if not bool(torch.isfinite(right.sum())):
-            flagged = flag_nonfinite("P", self.P, 2)
+            stored = stored_entries(self.P) if self._is_sparse else self.P
+            flagged = flag_nonfinite("P", stored, 2)
             if flagged is not None:
                 bad = flagged if bad is None else bad | flagged
                 skew = torch.where(flagged, 0, skew)
@@ -152,6 +164,8 @@ class Quadratic(Objective):
         P, n = self.P.detach(), self.P.shape[-1]
         if bad is not None and P.dim() == 3:
             P = torch.where(bad[:, None, None], 0, P)
+        if self._is_sparse:
+            P = self._sparse.entries.abs().amax().reshape(1, 1)
         entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
         rounding = _ROUNDING * torch.finfo(P.dtype).eps * n**0.5 * entries
         if not bool((skew > rounding).any()):
@@ -162,6 +176,9 @@ class Quadratic(Objective):
                 "P: expected a symmetric matrix, found entries of P − Pᵀ as large as about "
                 f"{float(worst):.1e} of P's largest; pass (P + P.mT) / 2"
             )
+        if self._is_sparse:
+            P = self.P.to_sparse(layout=torch.sparse_coo)
+            return replace(self, P=(0.5 * (P + P.t())).coalesce()), bad
         return replace(self, P=0.5 * (self.P + self.P.mT)), bad
 
     def _symmetry(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,10 +186,14 @@ class Quadratic(Objective):
         assert self.P is not None
         P, n = self.P.detach(), self.P.shape[-1]
         probe = _probe(n, P.dtype, P.device)
-        right = P @ probe
-        skew = (right - P.mT @ probe).abs().amax(-1)
+        if self._is_sparse:
+            right = csr_product(self._sparse.matrix, probe)
+            left = csr_product(self._sparse.transposed, probe)
+        else:
+            right, left = P @ probe, P.mT @ probe
+        skew = (right - left).abs().amax(-1)
         # the largest entry of a positive semi-definite matrix is on its diagonal
-        entries = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+        entries = self._own_entries.abs().amax(-1)
         return right, skew, _ROUNDING * torch.finfo(P.dtype).eps * n**0.5 * entries
 
     def replace_rows(self, bad: Tensor) -> Quadratic:
@@ -188,6 +209,8 @@ class Quadratic(Objective):
         """P x."""
         if self.P is None:
             return x
+        if self._is_sparse:
+            return self._sparse.symmetric(self._entries, x)
         if self.P.dim() == 2:
             return torch.mv(self.P, x) if x.dim() == 1 else x @ self.P  # P is symmetric
         return (self.P @ x.unsqueeze(-1)).squeeze(-1)
@@ -224,7 +247,7 @@ class Quadratic(Objective):
         So a few factors serve all problems, and none depends on the ρ of the others.
         """
         P = self.P
-        if P is None:
+        if P is None or self._is_sparse:
             return None
         which: Tensor | None = None
         levels = column(rho, P)
@@ -246,6 +269,8 @@ class Quadratic(Objective):
             inverse = torch.where(free, 1 / (entries if bend is None else entries + bend), 0)
             return lambda v: inverse * v
         P, n = self.P, free.shape[-1]
+        if P is not None and self._is_sparse:
+            return reduced_sparse(self._sparse, free, bend)
         if P is None or free.numel() * n * P.element_size() > LARGEST_FACTOR:
             return None
         P = P.detach()
@@ -279,9 +304,18 @@ class Quadratic(Objective):
         """f itself, in double precision."""
         if self.P is None or self.P.numel() > LARGEST:
             return None
-        P = self.P.detach().double()
+        P = self.P.detach()
+        P = (P.to_dense() if self._is_sparse else P).double()
         q = self.q.detach().double().expand(x.shape).reshape(-1, x.shape[-1])
         return Model(P, q, factored=False)
+
+    def sparse_model(self, x: Tensor) -> SparseModel | None:
+        """f itself, where P is sparse."""
+        if not self._is_sparse:
+            return super().sparse_model(x)
+        P, n = self._sparse, x.shape[-1]
+        matrix = csr(P.pattern.crow, P.pattern.col, P.entries.double(), (n, n))
+        return SparseModel(matrix, self.q.detach().double().reshape(1, n))
 
     def rescaled(self, unit: Tensor, factor: Tensor) -> Quadratic:
         """P k and q k/u; without a P k is 1."""
@@ -292,10 +326,7 @@ class Quadratic(Objective):
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """From the diagonal of P, and |q|."""
-        if self.P is None:
-            diagonal = torch.ones_like(self.q[..., :1])
-        else:
-            diagonal = self.P.detach().diagonal(dim1=-2, dim2=-1)
+        diagonal = torch.ones_like(self.q[..., :1]) if self.P is None else self._own_entries
         return scale_of_terms(diagonal, x, self.q.detach().abs())
 
     def curvature(self) -> Curvature:
@@ -304,41 +335,60 @@ class Quadratic(Objective):
             one = torch.ones((), dtype=self.dtype, device=self.device)
             return Curvature(one, one)
         if self.P.shape[-1] <= SMALL:
-            return dense_spectrum(self.P)
-        template = self.P[:1] if self.P.dim() == 2 else self.P[:, 0]
-        low, high = lanczos_spectrum(self.product, template)
+            return dense_spectrum(self.P.to_dense() if self._is_sparse else self.P)
+        batch, n = len(self.P) if self.P.dim() == 3 else 1, self.P.shape[-1]
+        low, high = lanczos_spectrum(self.product, self.q.new_empty(batch, n))
         # the largest absolute row sum bounds the spectrum too
-        largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
+        if self._is_sparse:
+            largest_row = self._sparse.row_sums.amax()
+        else:
+            largest_row = torch.linalg.vector_norm(self.P.detach(), 1, dim=-1).amax(-1)
         bound = largest_row * (1 + self.P.shape[-1] * torch.finfo(self.dtype).eps)
         if self.P.dim() == 2:
             low, high = low[0], high[0]
         return Curvature(low, torch.minimum(high, bound))
 
+    @property
+    def _is_sparse(self) -> bool:
+        return self.P is not None and self.P.layout != torch.strided
 
-@dataclass(frozen=True)
-class Factor:
-    """v ↦ (L Lᵀ)⁻¹ v of a triangular L, (n, n) or (B, n, n)."""
+    @property
+    def _own_entries(self) -> Tensor:  # (n,) or (B, n)
+        """The diagonal of P."""
+        assert self.P is not None
+        if self._is_sparse:
+            return self._sparse.diagonal
+        return self.P.detach().diagonal(dim1=-2, dim2=-1)
 
-    lower: Tensor
-    which: Tensor | None = None  # (B,), which of a few factors is a problem's
+    @property
+    def _sparse(self) -> SparseMatrix:
+        """A sparse P in a form for products."""
+        assert self.P is not None
+        return SparseMatrix.of(self.P)
 
-    def __call__(self, v: Tensor) -> Tensor:
-        if self.which is not None:
-            out = torch.empty_like(v)
-            for level, factor in enumerate(self.lower):
-                index = (self.which == level).nonzero().squeeze(-1)
-                if len(index):
-                    out[index] = substitute(factor, v[index].mT).mT
-            return out
-        if self.lower.dim() == 3 or v.dim() == 1:
-            return substitute(self.lower, v.unsqueeze(-1)).squeeze(-1)
-        return substitute(self.lower, v.mT).mT
+    @property
+    def _entries(self) -> Tensor:
+        """The stored entries of a sparse P, with their gradient where it is asked for."""
+        assert self.P is not None
+        tracked = self.P.requires_grad and torch.is_grad_enabled()
+        return self._tracked if tracked else self._sparse.entries
 
-    def rows(self, index: Tensor) -> Factor:
-        """The same for the problems at these positions."""
-        if self.which is not None:
-            return Factor(self.lower, self.which[index])
-        return Factor(self.lower[index]) if self.lower.dim() == 3 else self
+    @property
+    def _tracked(self) -> Tensor:
+        assert self.P is not None
+        return tracked_entries(self.P)
+
+
+class _BoundSparse(Quadratic):
+    """For one solve, in which a sparse P does not change."""
+
+    @cached_property
+    def _sparse(self) -> SparseMatrix:
+        return super()._sparse
+
+    @cached_property
+    def _tracked(self) -> Tensor:  # the gradients of all products add up as vectors there
+        return super()._tracked
 
 
 def _mismatch(P: Tensor, q: Tensor, n: int | None = None) -> ValueError:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_lipschitz, as_sizes, check_tensors
+from dfwlayer.linalg.sparse import stored_entries
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
-from dfwlayer.objectives.sparse import stored_entries
 from dfwlayer.ops.rows import in_one_batch
 from dfwlayer.ops.tracing import uncompiled
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
-from dfwlayer.objectives import sparse
+from dfwlayer.linalg import sparse
 from helpers import certificate, close
 
 F64 = torch.float64

@@ -9,6 +9,7 @@ import torch
 
 import dfwlayer
 from dfwlayer.linalg.quadratic import Program, Thin, minimise, thinned
+from dfwlayer.objectives.model import Model, SparseModel
 from dfwlayer.solution import Status
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -141,9 +142,11 @@ def test_sparse_factors_find_the_same(seed):
     assert other.exact.all()
     assert torch.allclose(dense.value(one.x), thin.value(other.x), rtol=1e-12)
     assert other.missed.item() <= 1e-13
-    assert torch.equal(dense.bends_down(1e-13), thin.bends_down(1e-13))
-    down = dense._replace(P=dense.P - torch.eye(dense.q.shape[-1]))
-    assert thinned(down).bends_down(1e-13).all()
+    down = dense.P - torch.eye(dense.q.shape[-1])
+    for P in (dense.P, down):
+        bent = Model(P, dense.q, factored=False).bends_down(1e-13)
+        assert torch.equal(bent, SparseModel(P[0].to_sparse_csr(), dense.q).bends_down(1e-13))
+    assert bent.all()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -83,7 +83,7 @@ BAD_CALLS = [
     ("P", lambda: layer(P=torch.eye(3, dtype=torch.long))),
     ("P", lambda: layer(P=torch.eye(3).half())),
     ("P", lambda: layer(P=torch.eye(3, device="meta"))),
-    ("P", lambda: layer(P=torch.eye(3).to_sparse())),
+    ("P", lambda: layer(P=torch.eye(3).expand(2, 3, 3).to_sparse())),
     ("P", lambda: layer(P=T([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]]))),
     ("P", lambda: layer(P=torch.eye(3) * T([1.0, NAN, 1.0]))),
     ("P", lambda: layer(P=torch.eye(3) + T([0.0, INF, 0.0]))),

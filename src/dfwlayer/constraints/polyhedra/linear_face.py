@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from dfwlayer.constraints.face import Face
 from dfwlayer.linalg.face_system import FaceSystem
-from dfwlayer.linalg.quadratic import Saddle
-from dfwlayer.ops.rows import or_one
+from dfwlayer.linalg.quadratic import Answer, Saddle, Thin, ThinFace
+from dfwlayer.linalg.sparse import SparseMatrix, tracked_entries
+from dfwlayer.ops.rows import column, or_one
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
     from dfwlayer.objectives.base import Objective
 
-__all__ = ["LinearFace", "saddle_system"]
+__all__ = ["LinearFace", "face_of_answer", "saddle_system"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,19 @@ class LinearFace(Face):
 
     def force(self) -> Tensor:
         """Aᵀν + Gᵀλ."""
-        return (self.multiplier.unsqueeze(-2) @ self._slopes()).squeeze(-2)
+        A, _, G, _ = self.constraint.rows_of(self.x)
+        k = A.shape[-2]
+        nu, own = self.multiplier[..., :k], torch.where(self.counts, self.multiplier[..., k:], 0)
+        blank = own.new_zeros(*own.shape[:-1], G.shape[-2])
+        return _gathered(A, nu) + _gathered(G, blank.scatter(-1, self.position, own))
 
     def excess(self) -> Tensor:
         """A x − b and G_j x − h_j, in which coordinates at bounds move with these."""
         x = torch.where(self.free, self.x, self.pinned())
-        return (self._slopes() @ x.unsqueeze(-1)).squeeze(-1) - self._totals()
+        A, _, G, _ = self.constraint.rows_of(self.x)
+        picked = torch.gather(_along(G, x), -1, self.position)
+        levels = torch.cat((_along(A, x), torch.where(self.counts, picked, 0)), -1)
+        return levels - self._totals()
 
     def pinned(self) -> Tensor:
         """The bound that holds a coordinate, or 0."""
@@ -75,7 +84,22 @@ class LinearFace(Face):
 
     def system(self, objective: Objective) -> FaceSystem | None:
         """By one factorisation, where the Hessian can be written down."""
-        return saddle_system(objective, self)
+        return self._sparse_system(objective) or saddle_system(objective, self)
+
+    def _sparse_system(self, objective: Objective) -> FaceSystem | None:
+        """That of sparse matrices, where rows and Hessian are."""
+        x = self.x.detach()
+        if not x.numel() or not self.constraint.takes_sparse(x) or not objective.quadratic:
+            return None
+        program = self.constraint.linear(x)
+        sparse = objective.sparse_model(x)
+        hessian = None if sparse is None else sparse.matrix
+        if hessian is None and isinstance(program, Thin):
+            written = objective.model(x)
+            hessian = None if written is None else written.dense().matrix
+        if hessian is None:
+            return None
+        return _SparseSystem(objective, self, x, Thin.of(program, hessian, program.q))
 
     def _slopes(self) -> Tensor:  # (..., k + a, n)
         A, _, G, _ = self.constraint.rows_of(self.x)
@@ -91,6 +115,52 @@ class LinearFace(Face):
         lead = self.x.shape[:-1]
         picked = torch.gather(h.expand(*lead, h.shape[-1]), -1, self.position)
         return torch.cat((b.expand(*lead, b.shape[-1]), torch.where(self.counts, picked, 0)), -1)
+
+
+def face_of_answer(
+    constraint: LinearSet,
+    found: Answer,
+    x: Tensor,  # (..., n)
+    noise: Tensor,  # (B,), below which a multiplier counts as zero
+) -> LinearFace:
+    """The rows that hold x beyond doubt."""
+    m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
+    lead = x.shape[:-1]
+    lost = (found.empty | found.endless).unsqueeze(-1)
+    holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
+    rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
+    lower, upper = (part.detach() for part in constraint.bounds(x))
+    shut = (lower >= upper).expand(*lead, n).reshape(-1, n)
+    above = above | (shut & ~below)
+    most = int(rows.sum(-1).amax()) if rows.numel() else 0
+    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
+    counts = torch.gather(rows, 1, position)
+    force = torch.where(counts, torch.gather(found.z[:, :m], 1, position), 0)
+    multiplier = torch.where(lost, 0, torch.cat((found.nu, force), -1)).to(x.dtype)
+    bound = above.to(x.dtype) - below.to(x.dtype)
+    return LinearFace(
+        constraint,
+        x,
+        ((bound == 0) & ~lost).reshape(*lead, n),
+        multiplier.reshape(*lead, multiplier.shape[-1]),
+        position.reshape(*lead, most),
+        counts.reshape(*lead, most),
+        bound.reshape(*lead, n),
+    )
+
+
+def _along(rows: Tensor, x: Tensor) -> Tensor:  # (·, m, n), (..., n) -> (..., m)
+    """The products of rows with x, differentiable in both."""
+    if rows.layout == torch.strided:
+        return (rows @ x.unsqueeze(-1)).squeeze(-1)
+    return SparseMatrix.of(rows).product(tracked_entries(rows), x)
+
+
+def _gathered(rows: Tensor, force: Tensor) -> Tensor:  # (·, m, n), (..., m) -> (..., n)
+    """Σ force_j row_j, differentiable in both."""
+    if rows.layout == torch.strided:
+        return (force.unsqueeze(-2) @ rows).squeeze(-2)
+    return SparseMatrix.of(rows).adjoint(tracked_entries(rows), force)
 
 
 def saddle_system(objective: Objective, face: Face) -> FaceSystem | None:
@@ -112,9 +182,29 @@ def saddle_system(objective: Objective, face: Face) -> FaceSystem | None:
     return _SaddleSystem(objective, face, x, hessian)
 
 
-@dataclass(frozen=True)
-class _SaddleSystem(FaceSystem):
+class _Solved(FaceSystem):
     """The system on a face with many normals, for f with a Hessian that need not be definite."""
+
+    @abstractmethod
+    def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """u and ν for right-hand sides of both kinds of equations."""
+
+    def _blank(self, v: Tensor) -> Tensor:
+        return v.new_zeros(*v.shape[:-1], column(self.face.multiplier, v).shape[-1])
+
+    def invert(self, v: Tensor) -> Tensor:
+        return self._solved(v, self._blank(v))[0]
+
+    def multiplier(self, rest: Tensor) -> Tensor:
+        return self._solved(rest, self._blank(rest))[1]
+
+    def across(self, c: Tensor) -> Tensor:
+        return self._solved(torch.zeros_like(self.x), c)[0]
+
+
+@dataclass(frozen=True)
+class _SaddleSystem(_Solved):
+    """By one dense factor."""
 
     matrix: Tensor  # ∇²f + C in double precision, (1, n, n) or (B, n, n)
 
@@ -136,14 +226,31 @@ class _SaddleSystem(FaceSystem):
         u, nu = self._saddle.solve(right, c.double().reshape(len(right), k))
         return u.to(v.dtype).reshape(v.shape), nu.to(v.dtype).reshape(c.shape)
 
-    def _blank(self, v: Tensor) -> Tensor:
-        return v.new_zeros(*v.shape[:-1], len(self.face.normals))
 
-    def invert(self, v: Tensor) -> Tensor:
-        return self._solved(v, self._blank(v))[0]
+@dataclass(frozen=True)
+class _SparseSystem(_Solved):
+    """By one sparse factor, for one problem."""
 
-    def multiplier(self, rest: Tensor) -> Tensor:
-        return self._solved(rest, self._blank(rest))[1]
+    program: Thin
 
-    def across(self, c: Tensor) -> Tensor:
-        return self._solved(torch.zeros_like(self.x), c)[0]
+    @cached_property
+    def _thin(self) -> ThinFace:
+        face, program = self.face, self.program
+        assert isinstance(face, LinearFace)
+        n, rows = self.x.shape[-1], torch.zeros_like(program.h, dtype=torch.bool)
+        rows[0, face.position.reshape(-1)[face.counts.reshape(-1)]] = True
+        bounds = torch.zeros(1, 2 * n, dtype=torch.bool)  # these coordinates are not free
+        return ThinFace(program, torch.cat((rows, bounds), -1), face.free.reshape(1, n))
+
+    def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        face, program = self.face, self.program
+        assert isinstance(face, LinearFace)
+        k, place = program.b.shape[-1], face.position.reshape(1, -1)
+        right = c.detach().double().reshape(1, -1)
+        blank = torch.zeros_like(program.h)
+        rows = blank.scatter(1, place, torch.where(face.counts.reshape(1, -1), right[:, k:], 0))
+        u, nu = self._thin.solve(
+            v.detach().double().reshape(1, -1), torch.cat((right[:, :k], rows), -1)
+        )
+        own = torch.cat((nu[:, :k], torch.gather(nu[:, k:], 1, place)), -1)
+        return u.to(v.dtype).reshape(v.shape), own.to(v.dtype).reshape(c.shape)

@@ -14,15 +14,29 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainRows
-from dfwlayer.constraints.polyhedra.linear_face import LinearFace
+from dfwlayer.constraints.polyhedra.linear_face import LinearFace, face_of_answer
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.linalg.quadratic import Answer, Program, Thin, duality_gap, minimise, thinned
+from dfwlayer.linalg.quadratic import (
+    Answer,
+    Program,
+    Thin,
+    duality_gap,
+    minimise,
+    minimise_on,
+    pays,
+    thinned,
+)
+from dfwlayer.linalg.quadratic.thin import DENSE
+from dfwlayer.linalg.sparse import check_sparse
+from dfwlayer.linalg.sparse_factor import as_csr, no_entries
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
-__all__ = ["LinearSet", "Polyhedron", "check_rows", "face_of_answer", "rows_bound"]
+__all__ = ["LinearSet", "Polyhedron", "check_rows", "rows_bound"]
 
+KEPT = 2**22  # entries, zeros included, beyond which sparse rows stay sparse
+LARGEST = 2**25  # the same, beyond which they are never made dense
 ROUNDING = 64  # units in the last place of the terms of a row by which it may be missed
 
 
@@ -40,7 +54,8 @@ class LinearSet(Constraint):
     def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A, b, G and h for vectors like this one (..., n), differentiable.
 
-        A and G are (m, n) or (B, m, n); without rows, m is 0.
+        A and G are (m, n) or (B, m, n), where all problems share them maybe sparse; without rows,
+        m is 0.
         """
         blank = like.new_zeros(0, like.shape[-1])
         return blank, blank[:, 0], blank, blank[:, 0]
@@ -49,25 +64,48 @@ class LinearSet(Constraint):
         """l and u, infinite where there are none, differentiable."""
         return like.new_full((), -torch.inf), like.new_full((), torch.inf)
 
-    def linear(self, like: Tensor) -> Program:
-        """The rows and bounds, with f = 0."""
+    def linear(self, like: Tensor) -> Program | Thin:
+        """The rows and bounds, with f = 0; by sparse matrices where a dense one is too large."""
         n = like.shape[-1]
-        wide = like.detach().double().reshape(-1, n)
-        batch = len(wide)
-        A, b, G, h = (part.detach().double() for part in self.rows_of(like))
+        q = torch.zeros_like(like.detach(), dtype=torch.float64).reshape(-1, n)
+        batch = len(q)
+        A, b, G, h = self.rows_of(like)
+        h, b = (part.detach().double().expand(batch, part.shape[-1]) for part in (h, b))
         lower, upper = (
             part.detach().double().expand(batch, n).contiguous() for part in self.bounds(like)
         )
+        if self._is_sparse(like):
+            if not self.takes_sparse(like):
+                raise ValueError(
+                    "constraint: sparse rows with more than 2²² entries, zeros included, are for "
+                    "one problem on the CPU, and for SciPy (pip install dfwlayer[sparse]); found "
+                    f"{batch} problems on {like.device}: solve them one by one, or pass "
+                    "G.to_dense() and A.to_dense()"
+                )
+            thin = [as_csr(part if part.dim() == 2 else part[0]) for part in (G, A)]
+            return Thin(no_entries(n), thin[0], thin[1], q, h, b, lower, upper)
+        G, A = (part.detach().double() for part in (G, A))
         return Program(
-            wide.new_zeros(1, n, n),
-            torch.zeros_like(wide),
+            q.new_zeros(1, 1, 1).expand(1, n, n),
+            q,
             G if G.dim() == 3 else G.unsqueeze(0),
-            h.expand(batch, h.shape[-1]),
+            h,
             A if A.dim() == 3 else A.unsqueeze(0),
-            b.expand(batch, b.shape[-1]),
+            b,
             lower,
             upper,
         )
+
+    def _is_sparse(self, like: Tensor) -> bool:
+        """Whether there are sparse rows, or a dense matrix is too large for one problem."""
+        A, _, G, _ = self.rows_of(like)
+        large = like.shape[-1] > DENSE and self.takes_sparse(like)
+        return large or any(part.layout != torch.strided for part in (A, G))
+
+    def takes_sparse(self, like: Tensor) -> bool:
+        """For one problem on the CPU where SciPy is, if rows are sparse too."""
+        A, _, G, _ = self.rows_of(like)
+        return pays(like, A, G)
 
     # what a set writes
 
@@ -78,7 +116,7 @@ class LinearSet(Constraint):
     def vertex(self, g: Tensor) -> Tensor:
         """By interior-point steps; a linear program has no other closed form."""
         program = self.linear(g)
-        found = minimise(program._replace(q=g.detach().double().reshape(program.q.shape)))
+        found = minimise(thinned(program.tilted(g.detach().double().reshape(program.q.shape))))
         if bool(found.endless.any()):
             raise ValueError(
                 "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a "
@@ -88,11 +126,16 @@ class LinearSet(Constraint):
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The minimiser of ⟨g, s⟩ + τ/2 ‖s‖², the projection of −g/τ."""
+        if self._is_sparse(g):
+            raise ValueError(
+                f"constraint: a {type(self).__name__} with sparse rows, or one of more than "
+                f"{DENSE} coordinates, has no soft vertex; use the method 'auto'"
+            )
         target = -g / temperature
         with torch.no_grad():
             program = self.linear(g)
             point = target.double().reshape(program.q.shape)
-            found = minimise(program.towards(point))
+            found = minimise(thinned(program.towards(point)))
             noise = 64 * torch.finfo(g.dtype).eps * (point.abs() + found.x.abs()).amax(-1)
             x = found.x.to(g.dtype).reshape(g.shape)
             face = face_of_answer(self, found, x, noise)
@@ -102,7 +145,7 @@ class LinearSet(Constraint):
         """By interior-point steps."""
         program = self.linear(z)
         target = z.detach().double().reshape(program.q.shape)
-        return _placed(minimise(program.towards(target)), z)
+        return _placed(minimise(thinned(program.towards(target))), z)
 
     def settled(self, x: Tensor, z: Tensor) -> Tensor:
         """The projection x of z where a formula has found it; where x misses a row, by steps."""
@@ -141,15 +184,13 @@ class LinearSet(Constraint):
         slack = torch.where(torch.isfinite(limits), limits - program.across(at), torch.inf)
         tight = slack <= self._rounding(program, at, x.dtype)
         m, n = program.G.shape[-2:]
-        cone = program._replace(
-            P=torch.eye(n, dtype=at.dtype, device=at.device).unsqueeze(0),
-            q=g.detach().double().reshape(at.shape),
-            h=torch.where(tight[:, :m], 0, torch.inf).to(at),
-            b=torch.zeros_like(program.b),
-            upper=torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
-            lower=torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
+        cone = program.towards(-g.detach().double().reshape(at.shape)).between(
+            torch.where(tight[:, :m], 0, torch.inf).to(at),
+            torch.zeros_like(program.b),
+            torch.where(tight[:, m + n :], 0, -torch.inf).to(at),
+            torch.where(tight[:, m : m + n], 0, torch.inf).to(at),
         )
-        found = minimise(cone)
+        found = minimise_on(thinned(cone), tight)
         noise = 64 * torch.finfo(x.dtype).eps * g.detach().abs().amax(-1)
         if scale is not None:
             noise = torch.maximum(noise, scale.noise.amax(-1))
@@ -165,7 +206,7 @@ class LinearSet(Constraint):
         """What the multipliers of the linear program prove, −∞ where there is no least value."""
         program = self.linear(g)
         slope = g.detach().double().reshape(program.q.shape)
-        program = program._replace(q=slope)
+        program = thinned(program.tilted(slope))
         found = minimise(program)
         value = (slope * found.x).sum(-1) - duality_gap(program, found, found.x, slope)
         value = torch.where(found.endless, -torch.inf, value)
@@ -173,8 +214,12 @@ class LinearSet(Constraint):
 
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:
         """By interior-point steps, see `dfwlayer.linalg.quadratic`."""
-        n = like.shape[-1]
-        program = thinned(self.linear(like)._replace(P=P.reshape(-1, n, n), q=q))
+        program = self.linear(like)
+        if isinstance(program, Program) and P.layout == torch.strided:
+            n = like.shape[-1]
+            program = thinned(program._replace(P=P.reshape(-1, n, n), q=q))
+        else:
+            program = Thin.of(program, P, q)
         found = minimise(program, most)
         known = found.x, found.exact, found.empty, found.endless, found.steps, found.missed
         return _Minimum(*known, self, program, found)
@@ -188,16 +233,17 @@ class LinearSet(Constraint):
         over = torch.where(torch.isfinite(limits), program.across(at) - limits, 0)
         worst = (over - allowed).amax(-1)
         if program.b.shape[-1]:
-            size = times_abs(program.A, at) + program.b.abs()
-            missed = (program.A @ at.unsqueeze(-1)).squeeze(-1) - program.b
+            size = program.absolute().along(_largest(at)) + program.b.abs()
+            missed = program.along(at) - program.b
             least = rounding * ROUNDING * torch.finfo(x.dtype).eps * size
             worst = torch.maximum(worst, (missed.abs() - least).amax(-1))
         return worst.clamp_min(0).to(x.dtype).reshape(x.shape[:-1])
 
-    def _rounding(self, program: Program, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _rounding(self, program: Program | Thin, x: Tensor, dtype: torch.dtype) -> Tensor:
         """That of the terms of every row."""
         limits = program.limits
-        terms = torch.cat((times_abs(program.G, x), x.abs(), x.abs()), -1)
+        rows = program.absolute().across(_largest(x))[:, : program.h.shape[-1]]
+        terms = torch.cat((rows, x.abs(), x.abs()), -1)
         size = terms + torch.where(torch.isfinite(limits), limits.abs(), 0)
         return ROUNDING * torch.finfo(dtype).eps * size
 
@@ -212,20 +258,24 @@ class Polyhedron(LinearSet):
     The default method is then "sqp".
 
     Args:
-        G: (m, n) or (B, m, n), n the entries of a variable; dense or sparse.
+        G: (m, n) or (B, m, n), n the entries of a variable; dense, or if all problems share it
+            sparse (COO or CSR).
         h: A number, (m,) or (B, m); infinity for a row that does not count.
-        A: (k, n) or (B, k, n), dense or sparse.
+        A: (k, n) or (B, k, n), likewise.
         b: A number, (k,) or (B, k).
         lower: l, a number, (*shape) or (B, *shape); None or −∞ where there is none.
         upper: u, likewise; None or ∞ where there is none.
 
+    Sparse rows with up to 2²² entries, zeros included, are made dense. Larger ones stay sparse;
+    they are for one problem on the CPU, and for SciPy (the extra ``sparse``).
+
     """
 
-    G: Tensor | None = field(default=None, metadata=matrix())
+    G: Tensor | None = field(default=None, metadata=matrix(sparse=True))
     h: Value | None = field(
         default=None, metadata=entries(harmless=math.inf, infinite=True, grows=True, apart=True)
     )
-    A: Tensor | None = field(default=None, metadata=matrix())
+    A: Tensor | None = field(default=None, metadata=matrix(sparse=True))
     b: Value | None = field(default=None, metadata=entries(harmless=0.0, grows=True, apart=True))
     lower: Value | None = field(
         default=None, metadata=entries(harmless=-math.inf, infinite=True, grows=True)
@@ -238,7 +288,12 @@ class Polyhedron(LinearSet):
         for name in ("G", "A"):
             value: Any = getattr(self, name)
             if isinstance(value, Tensor) and value.layout != torch.strided:
-                object.__setattr__(self, name, value.to_dense())
+                check_sparse(name, value)
+                small = value.numel() <= KEPT
+                value = value.to_dense() if small else value
+                if value.layout == torch.sparse_coo:
+                    value = value.coalesce()
+                object.__setattr__(self, name, value)
         super().__post_init__()
         for left, right in (("G", "h"), ("A", "b")):
             rows, total = getattr(self, left), getattr(self, right)
@@ -294,8 +349,19 @@ class Polyhedron(LinearSet):
         )
 
     def as_polyhedron(self, like: Tensor) -> Polyhedron:
-        """The set itself."""
-        return self
+        """The set itself, with dense rows."""
+        given = {name: rows for name in ("G", "A") if (rows := getattr(self, name)) is not None}
+        sparse = {name: rows for name, rows in given.items() if rows.layout != torch.strided}
+        for name, rows in sparse.items():
+            if rows.numel() > LARGEST:
+                raise ValueError(
+                    f"{name}: a sparse matrix of shape {tuple(rows.shape)} cannot be made dense, "
+                    "as intersections with other sets and 'least-violation' need it; use a "
+                    "Polyhedron by itself"
+                )
+        if not sparse:
+            return self
+        return self.changed(**{name: rows.to_dense() for name, rows in sparse.items()})
 
     def plain(self, *, fixed: bool = True) -> Plain:
         """By pivots; bounds alone are clipped to."""
@@ -317,7 +383,7 @@ class Polyhedron(LinearSet):
             raise ValueError("it has no rows; give G and h, or A and b")
         (n,) = {rows.shape[-1] for rows in (self.G, self.A) if rows is not None}
         like = torch.zeros(n, dtype=torch.float64)
-        A, b, G, h = (part.detach().cpu().double() for part in self.rows_of(like))
+        A, b, G, h = (p.detach().cpu().double() for p in self.as_polyhedron(like).rows_of(like))
         low, high = (part.detach().cpu().double() for part in self.bounds(like))
         if max(A.dim(), G.dim()) > 2 or max(b.dim(), h.dim(), low.dim(), high.dim()) > 1:
             raise ValueError("its rows have a batch of their own; give rows that all share")
@@ -374,45 +440,12 @@ def rows_bound(
     return total.expand(rows.shape[-2]) if total.dim() == 0 else total
 
 
-def times_abs(rows: Tensor, x: Tensor) -> Tensor:
-    """Σ |row| max |x|, what the rounding of a row is relative to: entries have the largest's."""
-    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True)
-    return rows.abs().sum(-1) * largest
+def _largest(x: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    """max |x| in the place of each entry: all have its rounding."""
+    return x.abs().amax(-1, keepdim=True).expand_as(x) if x.shape[-1] else x
 
 
 def _placed(found: Answer, like: Tensor) -> Tensor:
     """Points in the dtype and shape of others, NaN where there is none."""
     x = torch.where(found.empty.unsqueeze(-1), torch.nan, found.x)
     return x.to(like.dtype).reshape(like.shape)
-
-
-def face_of_answer(
-    constraint: LinearSet,
-    found: Answer,
-    x: Tensor,  # (..., n)
-    noise: Tensor,  # (B,), below which a multiplier counts as zero
-) -> LinearFace:
-    """The rows that hold x beyond doubt."""
-    m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
-    lead = x.shape[:-1]
-    lost = (found.empty | found.endless).unsqueeze(-1)
-    holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
-    rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
-    lower, upper = (part.detach() for part in constraint.bounds(x))
-    shut = (lower >= upper).expand(*lead, n).reshape(-1, n)
-    above = above | (shut & ~below)
-    most = int(rows.sum(-1).amax()) if rows.numel() else 0
-    position = torch.argsort(rows.to(torch.int8), dim=-1, descending=True, stable=True)[:, :most]
-    counts = torch.gather(rows, 1, position)
-    force = torch.where(counts, torch.gather(found.z[:, :m], 1, position), 0)
-    multiplier = torch.where(lost, 0, torch.cat((found.nu, force), -1)).to(x.dtype)
-    bound = above.to(x.dtype) - below.to(x.dtype)
-    return LinearFace(
-        constraint,
-        x,
-        ((bound == 0) & ~lost).reshape(*lead, n),
-        multiplier.reshape(*lead, multiplier.shape[-1]),
-        position.reshape(*lead, most),
-        counts.reshape(*lead, most),
-        bound.reshape(*lead, n),
-    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.kernels import outside
 from dfwlayer.engines.compiled.threads import spread
-from dfwlayer.objectives.sparse import SparseMatrix
+from dfwlayer.linalg.sparse import SparseMatrix
 from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.matrices import csr, csr_product
 

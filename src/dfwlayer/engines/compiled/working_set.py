@@ -28,8 +28,8 @@ from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
 from dfwlayer.engines.compiled.results import Adjoint, Results
 from dfwlayer.engines.compiled.sets import Polytopes, sets_of
 from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.linalg.sparse import SparseMatrix
 from dfwlayer.objectives.base import Objective
-from dfwlayer.objectives.sparse import SparseMatrix
 from dfwlayer.ops.matrices import csr
 
 __all__ = ["WorkingSets", "lay_out_columns"]

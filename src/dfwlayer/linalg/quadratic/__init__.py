@@ -2,7 +2,18 @@
 
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
-from dfwlayer.linalg.quadratic.solver import Answer, duality_gap, minimise
-from dfwlayer.linalg.quadratic.thin import Thin, thinned
+from dfwlayer.linalg.quadratic.solver import Answer, duality_gap, minimise, minimise_on
+from dfwlayer.linalg.quadratic.thin import Thin, ThinFace, pays, thinned
 
-__all__ = ["Answer", "Program", "Saddle", "Thin", "duality_gap", "minimise", "thinned"]
+__all__ = [
+    "Answer",
+    "Program",
+    "Saddle",
+    "Thin",
+    "ThinFace",
+    "duality_gap",
+    "minimise",
+    "minimise_on",
+    "pays",
+    "thinned",
+]

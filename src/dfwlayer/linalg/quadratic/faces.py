@@ -12,7 +12,7 @@ from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
 from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 
-__all__ = ["Corner", "on_face"]
+__all__ = ["Corner", "held_by", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
 NEAR = 1e-3  # of a solution: residuals and gap of interior-point steps, relative
@@ -66,6 +66,19 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
         active = active.index_copy(0, going, verdict.wanted)
         going = going[open_ended]
     return best
+
+
+def held_by(program: Program | Thin, at: Tensor, active: Tensor) -> Corner:
+    """The minimiser next to a point (B, n) with these rows as equations, of least multipliers.
+
+    Where it is exact, it is that of the program.
+    """
+    nu, z = torch.zeros_like(program.b), torch.zeros_like(program.limits)
+    active = active & ~_doubled(program, active, z)
+    none = torch.zeros_like(at[:, 0], dtype=torch.bool)
+    corner = _moved(program, Corner(at, nu, z, active, none), active)
+    exact = _judged(program, corner, torch.isfinite(program.limits)).exact
+    return corner._replace(exact=exact)
 
 
 class Face(Protocol):

@@ -102,6 +102,14 @@ class Program(NamedTuple):
         eye = torch.eye(self.q.shape[-1], dtype=self.q.dtype, device=self.q.device)
         return self._replace(P=eye.unsqueeze(0), q=-point)
 
+    def tilted(self, q: Tensor) -> Program:  # (B, n)
+        """The same rows with another linear part of f."""
+        return self._replace(q=q)
+
+    def between(self, h: Tensor, b: Tensor, lower: Tensor, upper: Tensor) -> Program:
+        """With other limits."""
+        return self._replace(h=h, b=b, lower=lower, upper=upper)
+
     def cone(self) -> Program:
         """½‖d + q‖² over the directions in which no row ends and f does not bend."""
         eye = torch.eye(self.q.shape[-1], dtype=self.q.dtype, device=self.q.device)
@@ -134,15 +142,6 @@ class Program(NamedTuple):
             rest = (v - times(own, u)) * unit
             u = u + unit * torch.cholesky_solve(rest.unsqueeze(-1), factor).squeeze(-1)
         return torch.where(free & torch.isfinite(u), u, 0)
-
-    def bends_down(self, rounding: float) -> Tensor:  # (B,) or (1,)
-        """Whether P has a negative eigenvalue beyond rounding, relative to its largest entry."""
-        largest = self.P.abs().amax((-2, -1)).clamp_min(1e-300)
-        shifted = self.P + torch.diag_embed(
-            (rounding * largest).unsqueeze(-1).expand(self.P.shape[:-1])
-        )
-        bent: Tensor = torch.linalg.cholesky_ex(shifted)[1] > 0
-        return bent
 
     def without(self, fixed: Tensor) -> Program:
         """With coordinates taken out that have one value only; they become zero."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,39 +12,50 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.program import Program, Units
+from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, available, exact_factor, factor, module
 
-__all__ = ["Thin", "ThinFace", "ThinSystem", "thinned"]
+__all__ = ["Thin", "ThinFace", "ThinSystem", "pays", "thinned"]
 
+DENSE = 2**13  # coordinates, beyond which no matrix is written down
 SMALLEST = 150  # variables and rows; below, dense factors are faster
 SHARE = 0.15  # of entries that are not zero
 RIDGE = 1e-10  # of a face, see `dfwlayer.linalg.quadratic.saddle`
 REFINEMENTS = 6
+SOLVED = 1e-9  # what is left of a right-hand side, relative, of a system that has a solution
+SHIFT = 1e-8  # ε, against which eigenvalues count as zero
 DOUBT = 1e-6  # of a right-hand side: what is left where a factor did not serve
 PASSES = 6  # of the scaling of a face
-PIVOT = 1e-3  # of the largest entry of a column, what a diagonal entry has to be
 PLAIN_RIDGE = 1e-9  # that a factor without pivots needs
 CLOSED = 1e-20  # weight of a row that does not count
 
 
-def thinned(program: Program) -> Program | Thin:
+def pays(like: Tensor, *rows: Tensor) -> bool:
+    """Whether programs with these rows (·, n) should be solved by sparse matrices.
+
+    That is for one problem like this (..., n) on the CPU, where SciPy is: if its rows are sparse
+    or have mostly zeros, or if a dense matrix with n columns is too large.
+    """
+    if like.device.type != "cpu" or like.numel() != like.shape[-1] or not available():
+        return False
+    n = like.shape[-1]
+    if n > DENSE or any(part.layout != torch.strided for part in rows):
+        return True
+    if n + sum(part.shape[-2] for part in rows) < SMALLEST:
+        return False
+    stored = sum(int(torch.count_nonzero(part.detach())) for part in rows)
+    return stored <= SHARE * sum(part.numel() for part in rows)
+
+
+def thinned(program: Program | Thin) -> Program | Thin:
     """By sparse matrices, where that pays: one problem, on the CPU, with mostly zeros."""
-    P, G, A = program.P, program.G, program.A
-    size = P.shape[-1] + G.shape[-2] + A.shape[-2]
-    if len(program.q) > 1 or size < SMALLEST or P.device.type != "cpu" or not _scipy():
+    if (
+        isinstance(program, Thin)
+        or len(program.q) > 1
+        or not pays(program.q, program.P[0], program.G[0], program.A[0])
+    ):
         return program
-    parts = tuple(part[0].numpy() for part in (P, G, A))
-    if sum(np.count_nonzero(part) for part in parts) > SHARE * sum(part.size for part in parts):
-        return program
-    csr = _sparse().csr_matrix
-    return Thin(*(csr(part) for part in parts), *(program[i] for i in (1, 3, 5, 6, 7)))
-
-
-def _scipy() -> bool:
-    return find_spec("scipy") is not None
-
-
-def _sparse() -> Any:
-    return import_module("scipy.sparse")
+    parts = (as_csr(part[0]) for part in (program.P, program.G, program.A))
+    return Thin(*parts, *(program[i] for i in (1, 3, 5, 6, 7)))
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,15 @@ class Thin:
     lower: Tensor  # (1, n)
     upper: Tensor  # (1, n)
 
+    @classmethod
+    def of(cls, program: Program | Thin, P: Tensor, q: Tensor) -> Thin:  # (n, n), (1, n)
+        """The rows of a program with another f."""
+        P = as_csr(P if P.dim() == 2 else P[0])
+        if isinstance(program, Thin):
+            return replace(program, P=P, q=q)
+        _, _, G, h, A, b, lower, upper = program
+        return cls(P, as_csr(G[0]), as_csr(A[0]), q, h, b, lower, upper)
+
     @cached_property
     def _sideways(self) -> tuple[Any, Any]:
         return self.G.T.tocsr(), self.A.T.tocsr()
@@ -71,7 +90,7 @@ class Thin:
         if not len(self.h[0]) + len(self.b[0]):
             return self.P
         G, A = self._sideways
-        return _sparse().bmat([[self.P, A, G], [self.A, None, None], [self.G, None, None]])
+        return module().bmat([[self.P, A, G], [self.A, None, None], [self.G, None, None]])
 
     def some(self, index: Tensor) -> Thin:
         """The only problem there is."""
@@ -153,15 +172,21 @@ class Thin:
         )
 
     def towards(self, point: Tensor) -> Thin:
-        eye = _sparse().eye(self.P.shape[0], format="csr")
+        eye = module().eye(self.P.shape[0], format="csr")
         return replace(self, P=eye, q=-point)
+
+    def tilted(self, q: Tensor) -> Thin:
+        return replace(self, q=q)
+
+    def between(self, h: Tensor, b: Tensor, lower: Tensor, upper: Tensor) -> Thin:
+        return replace(self, h=h, b=b, lower=lower, upper=upper)
 
     def cone(self) -> Thin:
         n = self.P.shape[0]
         return Thin(
-            _sparse().eye(n, format="csr"),
+            module().eye(n, format="csr"),
             self.G,
-            _sparse().vstack((self.P, self.A)).tocsr(),
+            module().vstack((self.P, self.A)).tocsr(),
             self.q,
             torch.where(torch.isfinite(self.h), 0.0, torch.inf).double(),
             self.q.new_zeros(1, n + self.A.shape[0]),
@@ -176,24 +201,14 @@ class Thin:
         if not len(index):
             return u
         own = self.P[index][:, index].tocsc()
-        unit = _sparse().diags(1 / np.sqrt(own.diagonal()))
-        ridged = (unit @ own @ unit + 1e-13 * _sparse().eye(len(index))).tocsc()
-        factor = _factor(ridged)
+        unit = module().diags(1 / np.sqrt(own.diagonal()))
+        ridged = (unit @ own @ unit + 1e-13 * module().eye(len(index))).tocsc()
+        inverse = factor(ridged)
         right, found = v[0].numpy()[index], np.zeros(len(index))
         for _ in range(3):
-            found = found + unit @ factor.solve(unit @ (right - own @ found))
+            found = found + unit @ inverse.solve(unit @ (right - own @ found))
         u[0, torch.from_numpy(index)] = torch.from_numpy(np.where(np.isfinite(found), found, 0))
         return u
-
-    def bends_down(self, rounding: float) -> Tensor:
-        largest = abs(self.P).max() if self.P.nnz else 0.0
-        shift = rounding * max(largest, 1e-300)
-        try:
-            factor = _exact_factor((self.P + shift * _sparse().eye(self.P.shape[0])).tocsc())
-        except RuntimeError:  # a pivot that is zero
-            return torch.tensor([True])
-        plain = np.array_equal(factor.perm_r, factor.perm_c)
-        return torch.tensor([not (plain and bool((factor.U.diagonal() > 0).all()))])
 
 
 class ThinSystem:
@@ -215,9 +230,9 @@ class ThinSystem:
         # a unit diagonal for the rows, whose numbers differ most
         units = (own.rsqrt(), torch.ones_like(below), (-rows).rsqrt())
         self.unit = torch.cat(units).numpy()
-        scale = _sparse().diags(self.unit)
-        matrix = program.bordered + _sparse().diags(diagonal)
-        self.factor = _factor((scale @ matrix @ scale).tocsc(), pivot)
+        scale = module().diags(self.unit)
+        matrix = program.bordered + module().diags(diagonal)
+        self.factor = factor((scale @ matrix @ scale).tocsc(), pivot)
 
     def steadier(self) -> ThinSystem | None:
         return None if self.pivot else ThinSystem(self.program, self.weight, self.ridge, PIVOT)
@@ -243,7 +258,7 @@ class ThinFace:
         k = program.A.shape[0]
         inside = np.flatnonzero(free[0].numpy())
         rows = np.flatnonzero(active[0, :m].numpy())
-        N = _sparse().vstack((program.A, program.G[rows])).tocsr()[:, inside]
+        N = module().vstack((program.A, program.G[rows])).tocsr()[:, inside]
         kept = np.flatnonzero(np.diff(N.indptr))
         N = N[kept]
         H = program.P[inside][:, inside]
@@ -251,38 +266,70 @@ class ThinFace:
         self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
         if not len(self.kept):
             return
-        matrix = _sparse().bmat([[H, N.T], [N, None]], format="csr") if len(kept) else H.tocsr()
-        self.unit = np.ones(len(self.kept))
+        matrix = module().bmat([[H, N.T], [N, None]], format="csr") if len(kept) else H.tocsr()
+        # in units of f, of which the multipliers have one and the normals none
+        size = np.sqrt(abs(program.P).max()) if program.P.nnz else 1.0
+        size = size if size > 0 else 1.0
+        self.unit = np.where(np.arange(len(self.kept)) < len(inside), 1 / size, size)
         for _ in range(PASSES):
-            d = _sparse().diags(self.unit)
+            d = module().diags(self.unit)
             largest = abs(d @ matrix @ d).max(axis=1).toarray().ravel()
             self.unit = self.unit / np.sqrt(np.where(largest > 0, largest, 1))
         self.unit = np.exp2(np.round(np.log2(self.unit)))
-        d = _sparse().diags(self.unit)
+        d = module().diags(self.unit)
         self.matrix = (d @ matrix @ d).tocsr()
         self.sign = np.where(np.arange(len(self.kept)) < len(inside), 1.0, -1.0)
         self.factor = self._factorised(PLAIN_RIDGE, 0.0)
 
     def _factorised(self, ridge: float, pivot: float) -> Any:
-        return _factor((self.matrix + _sparse().diags(ridge * self.sign)).tocsc(), pivot)
+        return factor((self.matrix + module().diags(ridge * self.sign)).tocsc(), pivot)
 
     def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """See `dfwlayer.linalg.quadratic.saddle.Saddle.nearest`."""
+        return self._by(lambda right: self._refined(right)[0], v, c)
+
+    def solve(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """See `dfwlayer.linalg.quadratic.saddle.Saddle.solve`."""
+        return self._by(self._settled, v, c)
+
+    def _by(self, solver: Callable[[Any], Any], v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         n = v.shape[-1]
         full = torch.zeros(1, n + c.shape[-1], dtype=v.dtype)
         if len(self.kept):
             kept = torch.from_numpy(self.kept)
             right = torch.cat((v, c), -1)[0, kept].numpy() * self.unit
-            full[0, kept] = torch.from_numpy(self._refined(right) * self.unit)
+            full[0, kept] = torch.from_numpy(solver(right) * self.unit)
         return full[:, :n], full[:, n:]
 
-    def _refined(self, right: Any) -> Any:
+    def _settled(self, right: Any) -> Any:
+        """What the ridge has let through, of a matrix that is singular, is no solution."""
+        found, left = self._refined(right)
+        size = abs(right).max(initial=0)
+        if left <= SOLVED * size and abs(found).max() * RIDGE * 1e3 <= size:
+            return found
+        return self._least(right)
+
+    def _least(self, right: Any) -> Any:
+        """The solution of least squares of least norm.
+
+        Re (K + iε)⁻¹ r is Σ λ/(λ² + ε²) ⟨v, r⟩ v over the eigenvalues λ of K: what K does not
+        reach is left out, and eigenvalues far above ε are inverted, the better the more often what
+        is left is solved for.
+        """
+        found = np.zeros_like(right)
+        shifted = (self.matrix + 1j * SHIFT * module().eye(len(right))).tocsc()
+        inverse = exact_factor(shifted, 1.0)
+        for _ in range(REFINEMENTS):
+            found = found + inverse.solve((right - self.matrix @ found).astype(complex)).real
+        return found
+
+    def _refined(self, right: Any) -> tuple[Any, float]:
         found, left = self._corrected(right)
         if left > DOUBT * abs(right).max(initial=0) and not self.pivoted:
             self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
             again, less = self._corrected(right)
-            found = again if less < left else found
-        return found
+            found, left = (again, less) if less < left else (found, left)
+        return found, left
 
     def _corrected(self, right: Any) -> tuple[Any, float]:
         """What refinement makes of the factor, and what it leaves."""
@@ -300,38 +347,12 @@ class ThinFace:
         return found, least
 
 
-def _factor(matrix: Any, pivot: float = 0.0) -> Any:
-    """That of a symmetric matrix, with pivots on the diagonal where they are large enough.
-
-    Where one is zero, of a matrix with a little more on the diagonal.
-    """
-    size, shift = abs(matrix).max(), 0.0
-    while True:
-        try:
-            return _exact_factor(matrix, pivot)
-        except RuntimeError:
-            pivot, shift = PIVOT, max(1e-12, 100 * shift)
-            if not np.isfinite(size) or shift > 1:
-                raise
-            sign = np.where(matrix.diagonal() < 0, -1.0, 1.0)
-            matrix = matrix + _sparse().diags(shift * size * sign).tocsc()
-
-
-def _exact_factor(matrix: Any, pivot: float = 0.0) -> Any:
-    return import_module("scipy.sparse.linalg").splu(
-        matrix,
-        permc_spec="MMD_AT_PLUS_A",
-        diag_pivot_thresh=pivot,
-        options={"SymmetricMode": True, "Equil": False},
-    )
-
-
 def _times(matrix: Any, v: Tensor) -> Tensor:
     return torch.from_numpy(matrix @ v[0].numpy()).unsqueeze(0)
 
 
 def _diagonal(v: Tensor) -> Any:
-    return _sparse().diags(v[0].numpy())
+    return module().diags(v[0].numpy())
 
 
 def _most(matrix: Any, axis: int) -> Tensor:

@@ -121,13 +121,17 @@ def times(P, x, out):
 
 @summing
 def add_rows(y, c, rows, count, n):
-    """y += Σ_i c_i rows_i over the first so many rows and n columns, four rows at a time."""
+    """y += Σ_i c_i rows_i over the first so many rows and n columns, four rows at a time.
+
+    Factors of sparse matrices have many zeros, which are passed over.
+    """
     i = 0
     while i + 4 <= count:
         s, t, u, v = c[i], c[i + 1], c[i + 2], c[i + 3]
-        for j in range(n):
-            upper = s * rows[i, j] + t * rows[i + 1, j]
-            y[j] += upper + u * rows[i + 2, j] + v * rows[i + 3, j]
+        if s != 0 or t != 0 or u != 0 or v != 0:
+            for j in range(n):
+                upper = s * rows[i, j] + t * rows[i + 1, j]
+                y[j] += upper + u * rows[i + 2, j] + v * rows[i + 3, j]
         i += 4
     while i < count:
         add(y, c[i], rows[i], n)

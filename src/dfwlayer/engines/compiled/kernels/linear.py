@@ -52,7 +52,7 @@ from dfwlayer.engines.compiled.kernels.metric import (
     stiffened,
 )
 from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, symmetric
-from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, listed, reduced
+from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, largest, listed, reduced
 
 __all__ = ["adjoint", "search"]
 
@@ -155,7 +155,7 @@ def _on_disk(stamp):
             lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
             own_q, own_P = q[own(b, q)], P[own(b, P)]
             rows = Rows(own_E, own_G, which, low, high, lengths)
-            base, width = listed(rows, own_e, h[own(b, h)], lower, upper)
+            base, width, missed = listed(rows, own_e, h[own(b, h)], lower, upper)
             if base < 0:
                 continue
             if dense:
@@ -216,6 +216,9 @@ def _on_disk(stamp):
                     count = met
             if met < 0 or not moved <= DOUBTFUL * size:
                 codes[0, b] = -met if met < 0 else outcome.LOST
+                continue
+            if missed > 0 and not missed <= CLEAR * DOUBLE * largest(point, n):
+                codes[0, b] = outcome.UNFIT
                 continue
             if not settle(rows, width, lower, upper, point, eps):
                 codes[0, b] = outcome.UNSETTLED

@@ -17,7 +17,16 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import add, add_rows, fill, kernel, summing
 
-__all__ = ["Rows", "add_row", "largest_of", "levels", "listed", "reduced", "row_and_size"]
+__all__ = [
+    "Rows",
+    "add_row",
+    "largest",
+    "largest_of",
+    "levels",
+    "listed",
+    "reduced",
+    "row_and_size",
+]
 
 
 class Rows(NamedTuple):
@@ -70,43 +79,43 @@ def largest_of(rows, row, n):
     """The largest entry of a row."""
     k, m = len(rows.E), len(rows.G)
     if row < k:
-        return _largest(rows.E[row], n)
-    return _largest(rows.G[row - k], n) if row < k + m else 1.0
+        return largest(rows.E[row], n)
+    return largest(rows.G[row - k], n) if row < k + m else 1.0
 
 
 @summing
-def _largest(row, n):
+def largest(row, n):
     """The largest entry, which is NaN if one of them is."""
-    largest = total = 0.0
+    most = total = 0.0
     for i in range(n):
         a = abs(row[i])
-        largest = a if a > largest else largest
+        most = a if a > most else most
         total += a
-    return largest if total < np.inf else total
+    return most if total < np.inf else total
 
 
 @kernel
 def listed(rows, e, h, lower, upper):
     """List the rows that can matter, with their sides low ≤ ⟨n_j, x⟩ ≤ high.
 
-    Returns how many there are that are no bounds and how many in all, (−1, 0) if the numbers are
-    not for this code or there is no point between them.
+    Returns how many there are that are no bounds and how many in all, −1 for both if the numbers
+    are not for this code or there is no point between them, and by how much rows of zeros are
+    missed whatever x is, which may be what rounding made of their sides.
     """
     E, G, which, low, high, _ = rows
     k, m, n = len(E), len(G), len(lower)
-    count = 0
+    count, missed = 0, 0.0
     for row in range(k + m):
         equation = row < k
-        largest = largest_of(rows, row, n)
+        size = largest_of(rows, row, n)
         side = e[row] if equation else h[row - k]
-        if not largest < LARGEST or not (abs(side) < LARGEST or (side == np.inf and not equation)):
-            return -1, 0
-        if largest == 0:
-            if side != 0 if equation else side < 0:
-                return -1, 0
+        if not size < LARGEST or not (abs(side) < LARGEST or (side == np.inf and not equation)):
+            return -1, -1, 0.0
+        if size == 0:
+            missed = max(missed, abs(side) if equation else -side)
             continue
-        if largest < SMALLEST:
-            return -1, 0
+        if size < SMALLEST:
+            return -1, -1, 0.0
         if side < np.inf:
             which[count], high[count] = row, side
             low[count] = side if equation else -np.inf
@@ -114,13 +123,13 @@ def listed(rows, e, h, lower, upper):
     base = count
     for i in range(n):
         if not (lower[i] <= upper[i] and lower[i] < LARGEST and upper[i] > -LARGEST):
-            return -1, 0
+            return -1, -1, 0.0
         if lower[i] > -np.inf or upper[i] < np.inf:
             if (-np.inf < lower[i] <= -LARGEST) or (LARGEST <= upper[i] < np.inf):
-                return -1, 0
+                return -1, -1, 0.0
             which[count], low[count], high[count] = k + m + i, lower[i], upper[i]
             count += 1
-    return base, count
+    return base, count, missed
 
 
 @summing

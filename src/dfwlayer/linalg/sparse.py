@@ -12,13 +12,36 @@ from torch import Tensor
 from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.matrices import csr, csr_product
 
-__all__ = ["Pattern", "SparseMatrix", "stored_entries"]
+__all__ = ["Pattern", "SparseMatrix", "check_sparse", "stored_entries", "tracked_entries"]
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr)
+
+
+def check_sparse(name: str, A: Tensor) -> None:
+    """Raise unless a tensor that is not dense is one matrix in COO or CSR form."""
+    if A.layout not in LAYOUTS:
+        raise ValueError(f"{name}: expected a dense, COO or CSR tensor, got layout {A.layout}")
+    if A.layout == torch.sparse_coo and A.dense_dim():
+        raise ValueError(
+            f"{name}: expected a sparse tensor of numbers, found one whose stored entries are "
+            f"vectors ({A.dense_dim()} dense dimension); call .to_dense().to_sparse() first"
+        )
+    if A.dim() != 2:
+        raise ValueError(
+            f"{name}: expected shape (m, n) for a sparse tensor, which all problems share, got "
+            f"{tuple(A.shape)}; use .to_dense() for one matrix per problem"
+        )
 
 
 def stored_entries(A: Tensor) -> Tensor:
     """The numbers a sparse tensor holds, without gradient."""
     A = A.detach()
     return A._values() if A.layout == torch.sparse_coo else A.values()
+
+
+def tracked_entries(A: Tensor) -> Tensor:
+    """The same with their gradient, each place once."""
+    return A.values() if A.layout == torch.sparse_csr else A.coalesce().values()
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,11 @@ class SparseMatrix:
         out: Tensor = _Product.apply(entries, r, self, True)  # type: ignore[no-untyped-call]
         return out
 
+    def symmetric(self, entries: Tensor, x: Tensor) -> Tensor:  # (nnz,), (..., n) -> (..., n)
+        """P x of a symmetric P, whose gradient in the entries is symmetric as well."""
+        out: Tensor = _Symmetric.apply(entries, x, self)  # type: ignore[no-untyped-call]
+        return out
+
     @cached_property
     def matrix(self) -> Tensor:  # (m, n)
         """As a CSR tensor."""
@@ -118,6 +146,29 @@ class SparseMatrix:
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:  # (n + 1,), (nnz,), (nnz,)
         """Where each column begins, the rows of its entries, and these in double precision."""
         return (*self.pattern.transposed, self.transposed.values().double())
+
+    @cached_property
+    def diagonal(self) -> Tensor:  # (n,)
+        """The entries P_ii of a square matrix."""
+        row, col = self.pattern.row, self.pattern.col
+        own = torch.where(row == col, self.entries, 0)
+        return self.entries.new_zeros(self.pattern.shape[0]).index_add_(0, row, own)
+
+    @cached_property
+    def row_sums(self) -> Tensor:  # (m,)
+        """Σ_j |A_ij|."""
+        blank = self.entries.new_zeros(self.pattern.shape[0])
+        return blank.index_add_(0, self.pattern.row, self.entries.abs())
+
+    def block(self, index: Tensor) -> Tensor:  # (k,) -> (k, k)
+        """The rows and columns at ordered positions, as a dense matrix."""
+        place = torch.full((self.pattern.shape[1],), -1, device=index.device)
+        place[index] = torch.arange(len(index), device=index.device)
+        row, col = place[self.pattern.row.long()], place[self.pattern.col.long()]
+        inside = (row >= 0) & (col >= 0)
+        out = self.entries.new_zeros(len(index), len(index))
+        out[row[inside], col[inside]] = self.entries[inside]
+        return out
 
     @cached_property
     def lengths(self) -> Tensor:  # (n,)
@@ -153,6 +204,31 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)
         return in_entries, in_x, None, None
+
+
+class _Symmetric(torch.autograd.Function):
+    """P x for P = Pᵀ: the derivative in P_ij is the mean of those in P_ij and P_ji."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, x: Tensor, of: SparseMatrix) -> Tensor:
+        ctx.of = of
+        ctx.save_for_backward(entries, x)
+        return csr_product(of.matrix, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        entries, x = ctx.saved_tensors
+        of: SparseMatrix = ctx.of
+        in_entries = in_x = None
+        if ctx.needs_input_grad[0]:
+            row, col = of.pattern.row, of.pattern.col
+            half = 0.5 * grad  # before the sum, which might be too large for the dtype
+            one = half.index_select(-1, row) * x.index_select(-1, col)
+            other = half.index_select(-1, col) * x.index_select(-1, row)
+            in_entries = (one + other).sum_to_size(len(of.entries))
+        if ctx.needs_input_grad[1]:
+            in_x = of.symmetric(entries, grad)
+        return in_entries, in_x, None
 
 
 def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
