@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,20 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Round
+from dfwlayer.constraints.region import Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.arrays import narrowed
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.kernels.table import BUDGET
 from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
-from dfwlayer.engines.programs.kernels import adjoint, ball, projection, search
+from dfwlayer.engines.programs.kernels import (
+    adjoint,
+    ball,
+    polyhedron,
+    polyhedron_adjoint,
+    projection,
+    search,
+)
 from dfwlayer.engines.programs.launch import (
     FITS,
     Strided,
@@ -61,8 +69,16 @@ class Body(NamedTuple):
     widths: tuple[int, ...]  # how many strides each has
     needed: tuple[int, ...]  # of the parts, by the adjoint
     tensors: tuple[Tensor | None, ...]  # what a gradient may be asked for
-    ranks: tuple[int, ...]  # of what one problem has of each
+    shapes: tuple[tuple[int, ...], ...]  # of what one problem has of each
     constants: dict[str, Any]  # what kernels are compiled for
+    state: int  # how many numbers of a solution are kept
+    counts: tuple[int, ...] = ()  # of rows of each kind
+    rows: Mapping[int, slice] = MappingProxyType({})  # tensors of rows: where these are in `state`
+
+    @property
+    def ties(self) -> int:
+        """Rows of all kinds."""
+        return sum(self.counts)
 
 
 class Found(NamedTuple):
@@ -75,7 +91,7 @@ class Found(NamedTuple):
     status: Tensor
     left: Tensor | None  # mask of the problems that were left, None if none was
     codes: Tensor  # (2, B): what became of a problem, and steps
-    state: Tensor  # (B, 2n + 2): x, where coordinates are held, and the multipliers
+    state: Tensor  # (B, ·): x, then the multipliers and where coordinates are held
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ class Layout:
             start = strided(x0, 1, like)
         x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
         codes = like.new_empty((2, batch), dtype=torch.int64)
-        state = like.new_empty((batch, 2 * n + 2), dtype=torch.float64)
+        state = like.new_empty((batch, self.body.state), dtype=torch.float64)
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
         (P, q, A, b), body = self.objective, self.body
@@ -117,7 +133,7 @@ class Layout:
             batch,
             like,
             (*tensors, x, values, codes, state, counter),
-            (*strides, n, m, batch, _below(settings.tol), most),
+            (*strides, n, m, *body.counts, batch, _below(settings.tol), most),
             self._constants("EPS", "MAX", "LARGEST"),
             self.options["num_warps"],
         )
@@ -155,30 +171,35 @@ class Layout:
         """Gradients in `tensors` from one in x (B, n)."""
         form, body, like = self.form, self.body, v
         codes, state = found.codes, found.state
-        ranks = (2, 1, *body.ranks)
         batch, n = v.shape
-        shared = asked[0] and form.matrix is not None and not _is_own(form.matrix, 2, batch)
-        u = like.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
+        shapes = (n, n), (n,), *body.shapes
+        # matrices that problems share, whose gradients are products of what all of them have found
+        shared = [
+            wanted and len(shape) == 2 and not _is_own(tensor, 2, batch)
+            for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
+        ]
+        u = None
+        if any(shared) or form.squared:
+            u = like.new_empty((batch, n + body.ties), dtype=torch.float64)
         targets: list[Tensor | None] = []
         for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
-            skipped = (i == 0 and shared) or (i < 2 and form.squared)
-            if not wanted or tensor is None or skipped:
+            if not wanted or tensor is None or shared[i] or (i < 2 and form.squared):
                 targets.append(None)
                 continue
-            shape = (batch, *[n] * ranks[i])
+            shape = (batch, *shapes[i])
             own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
             targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
         tensors, strides = _handed(
             (self.objective.P, *(body.parts[i] for i in body.needed)),
             (3, *(body.widths[i] for i in body.needed)),
         )
-        missing = [None] * (len(ranks) - len(targets))
+        missing = [None] * (len(shapes) - len(targets))
         launch(
             body.adjoint,
             batch,
             like,
             (*tensors, codes, state, v, u, *targets, *missing),
-            (*strides, *v.stride(), n),
+            (*strides, *v.stride(), n, *body.counts),
             self._constants("MAX"),
             self.options["num_warps"],
         )
@@ -186,12 +207,13 @@ class Layout:
             None if target is None or tensor is None else _summed(tensor, target)
             for tensor, target in zip(self.tensors, targets, strict=True)
         ]
-        if u is not None:
-            x = state[:, :n]
-            if form.squared:
-                gradients[:2] = _of_squares(form, asked, codes, x, u)
-            elif shared:
-                gradients[0] = _of_shared(form, x, u)
+        if u is None:
+            return gradients
+        if form.squared:
+            gradients[:2] = _of_squares(form, asked, codes, state[:, :n], u[:, :n])
+        for i, tensor in enumerate(self.tensors):
+            if tensor is not None and shared[i] and not (i == 0 and form.squared):
+                gradients[i] = _of_shared(tensor, state, u, n, body.rows.get(i - 2))
         return gradients
 
     def _constants(self, *names: str) -> dict[str, Any]:
@@ -212,14 +234,23 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if form is None:
         return None
     sets, like = form.sets, form.vector
-    body = _ball(sets, like) if isinstance(sets, Round) else _polytope(sets, like)
-    options = options_of(form.n, form.matrix is not None)
-    if body is None or options is None:
+    n = form.n
+    if isinstance(sets, Round):
+        body: Body | None = _ball(sets, n, like)
+    elif isinstance(sets, Linear):
+        body = _polyhedron(sets, n, like)
+    else:
+        body = _polytope(sets, n, like)
+    if body is None:
+        return None
+    tableau = isinstance(sets, Linear)
+    options = options_of(n + body.ties, tableau or form.matrix is not None)
+    if options is None:
         return None
     return Layout(form, _objective(form), body, options)
 
 
-def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
+def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:
     """Bounds, and at most two rows that tie the coordinates together."""
     if len(sets.bounds) > 1:
         return None
@@ -237,16 +268,49 @@ def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
         (2, 2, 2, 1, 2, 1),
         (2, 4),
         sets.tensors,
-        (1, 1, 1, 0, 1, 0),
+        ((n,), (n,), (n,), (), (n,), ()),
         {"KIND": kind, "CUT": len(rows) > 1},
+        2 * n + 2,
     )
 
 
-def _ball(sets: Round, like: Tensor) -> Body:
+def _ball(sets: Round, n: int, like: Tensor) -> Body:
     """A weight and a radius."""
     values = sets.weight, sets.radius
     parts = tuple(strided(part, 1, like) for part in values)
-    return Body(ball.search, ball.adjoint, parts, (2, 1), (0, 1), tensors_of(*values), (1, 0), {})
+    return Body(
+        ball.search,
+        ball.adjoint,
+        parts,
+        (2, 1),
+        (0, 1),
+        tensors_of(*values),
+        ((n,), ()),
+        {},
+        2 * n + 2,
+    )
+
+
+def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
+    """Equations, inequalities and bounds."""
+    k, g = (0 if rows is None else rows.shape[-2] for rows in (sets.A, sets.G))
+    E, G = (None if rows is None else strided(rows, 2, like) for rows in (sets.A, sets.G))
+    e, h, lower, upper = (
+        strided(side, 1, like) for side in (sets.b, sets.h, sets.lower, sets.upper)
+    )
+    return Body(
+        polyhedron.search,
+        polyhedron_adjoint.adjoint,
+        (E, e, G, h, lower, upper),
+        (3, 2, 3, 2, 2, 2),
+        (0, 2, 4, 5),
+        (sets.G, *tensors_of(sets.h), sets.A, *tensors_of(sets.b, sets.lower, sets.upper)),
+        ((g, n), (g,), (k, n), (k,), (n,), (n,)),
+        {},
+        2 * n + k + g + 1,
+        (k, g),
+        {0: slice(n + k, n + k + g), 2: slice(n, n + k)},
+    )
 
 
 def _handed(
@@ -312,11 +376,12 @@ def _summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
     return narrowed(each.sum_to_size(like.shape), like.dtype)
 
 
-def _of_shared(form: Form, x: Tensor, u: Tensor) -> Tensor:
-    """The gradient in a P that all problems share."""
-    assert form.matrix is not None
-    total = -0.5 * (u.mT @ x)
-    return narrowed((total + total.mT).reshape(form.matrix.shape), form.dtype)
+def _of_shared(matrix: Tensor, state: Tensor, u: Tensor, n: int, rows: slice | None) -> Tensor:
+    """The gradient in a P, or in rows, that all problems share."""
+    at = slice(n) if rows is None else rows
+    total = -(u[:, at].mT @ state[:, :n] + state[:, at].mT @ u[:, :n])
+    total = 0.5 * total if rows is None else total
+    return narrowed(total.reshape(matrix.shape), matrix.dtype)
 
 
 def _of_squares(

@@ -17,18 +17,20 @@ import triton.language as tl
 __all__ = [
     "across",
     "again",
+    "column_of",
     "count",
     "dot",
     "entries",
     "entry",
     "exact_sum",
     "flip",
-    "four_sums",
+    "has",
     "jit",
     "largest",
     "matrix_of",
     "number",
     "outer_index",
+    "pivoted",
     "product",
     "rounded",
     "row_sizes",
@@ -38,6 +40,7 @@ __all__ = [
     "sums",
     "symmetry_of",
     "times",
+    "words",
     "yes",
 ]
 
@@ -117,9 +120,30 @@ def _add_words(a, b, c, d, e, f, g, h):
 
 
 @jit
-def four_sums(a, b, c, d):
+def _four_sums(a, b, c, d):
     """Four of them."""
     return tl.reduce((a, b, c, d), 0, _add_words)
+
+
+@jit
+def words(one, two, N: tl.constexpr):
+    """Two masks as bits, each of the first 64 lanes and of the others."""
+    lane = tl.arange(0, N).to(tl.int64)
+    bit = tl.full((N,), 1, tl.int64) << (lane & 63)
+    one, two = tl.where(one, bit, 0), tl.where(two, bit, 0)
+    early = lane < 64
+    return _four_sums(
+        tl.where(early, one, 0),
+        tl.where(early, 0, one),
+        tl.where(early, two, 0),
+        tl.where(early, 0, two),
+    )
+
+
+@jit
+def has(early, late, k):
+    """Bit k of the two words."""
+    return ((tl.where(k < 64, early, late) >> (k & 63)) & 1) != 0
 
 
 @jit
@@ -195,25 +219,37 @@ def row_sizes(M):
 
 
 @jit
-def flip(M, diagonal, k, sign, N: tl.constexpr, C: tl.constexpr):
-    """Pivot on entry k: +1 adds it to the coordinates F that are inverted, −1 takes it out.
+def column_of(M, k, N: tl.constexpr, C: tl.constexpr):
+    """Column k."""
+    return product(M, (tl.arange(0, N) == k).to(M.dtype), N, C)
 
-    With the others N, the matrix stands for
+
+@jit
+def pivoted(M, own, k, pivot, sign, N: tl.constexpr, C: tl.constexpr):
+    """Pivot on entry k, with column and pivot at hand: +1 inverts it as well, −1 no longer.
+
+    With the entries F that are inverted and the others N, the matrix stands for
 
         (−P_FF⁻¹      P_FF⁻¹ P_FN              )
         (P_NF P_FF⁻¹  P_NN − P_NF P_FF⁻¹ P_FN  ),
 
-    which Gauss and Jordan's sweeps keep symmetric. Returns the pivot, and P_kk, as well.
+    which Gauss and Jordan's sweeps keep symmetric.
     """
-    lane = tl.arange(0, N)
     row, column = outer_index(N, C)
-    own = product(M, (lane == k).to(M.dtype), N, C)
+    own = tl.where(tl.arange(0, N) == k, -sign, own)
+    rest = tl.where((row == k) | (column == k), 0.0, M)
+    return tl.fma((-own / pivot)[None, :, None], across(own, N, C), rest)
+
+
+@jit
+def flip(M, diagonal, k, sign, N: tl.constexpr, C: tl.constexpr):
+    """Pivot on entry k. Returns the pivot, and P_kk, as well."""
+    lane = tl.arange(0, N)
+    own = column_of(M, k, N, C)
     pivot, whole, _ = sums(
         tl.where(lane == k, own, 0.0), tl.where(lane == k, diagonal, 0.0), tl.zeros_like(own)
     )
-    own = tl.where(lane == k, -sign, own)
-    rest = tl.where((row == k) | (column == k), 0.0, M)
-    return tl.fma((-own / pivot)[None, :, None], across(own, N, C), rest), pivot, whole
+    return pivoted(M, own, k, pivot, sign, N, C), pivot, whole
 
 
 @jit
