@@ -179,7 +179,7 @@ class Layout:
             for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
         ]
         u = None
-        if any(shared) or form.squared:
+        if any(shared) or form.squared or body.ties:
             u = like.new_empty((batch, n + body.ties), dtype=torch.float64)
         targets: list[Tensor | None] = []
         for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):

@@ -40,6 +40,7 @@ from dfwlayer.engines.programs.kernels.tableau import (
     inverted,
     largest_of,
     lengths_of,
+    products,
     shared,
     stiffened,
     system_of,
@@ -108,64 +109,66 @@ def _climb(
     up = number(0.0, y)  # the side at which it does
     going = yes()
     while going:
-        if joins == N:
-            over, under = y - high, low - y
-            excess = tl.maximum(over, under)
-            bound = tl.where(over > under, high, low)
-            bend = tl.sum((given + force) * y)
-            noise = ((reach + tl.sqrt(tl.abs(bend))) * lengths + tl.abs(bound)) * NOISE
-            open_ = (held == 0) & (depends == 0)
-            score = tl.where(open_ & (excess > noise), excess / lengths, 0.0)
-            worst = tl.max(score)
-            joins = _first(tl.where(worst > 0, (score == worst) & (score > 0), meets & open_))
-            up = _at(tl.where(over > under, 1.0, -1.0).to(tl.float64), joins)
+        # the lane that is beyond a side by most, if none is on its way
+        over, under = y - high, low - y
+        above = over > under
+        excess, bound = tl.where(above, over, under), tl.where(above, high, low)
+        bend = tl.sum((given + force) * y)
+        noise = ((reach + tl.sqrt(tl.abs(bend))) * lengths + tl.abs(bound)) * NOISE
+        open_ = (held == 0) & (depends == 0)
+        score = tl.where(open_ & (excess > noise), excess / lengths, 0.0)
+        worst = tl.max(score)
+        next_ = _first(tl.where(worst > 0, (score == worst) & (score > 0), meets & open_))
+        fresh = joins == N
+        joins = tl.where(fresh, next_, joins)
+        here = lane == joins
+        own = column_of(M, joins, N, C)
+        square, length, side_ = sums(
+            tl.where(here, -own, 0.0),
+            tl.where(here, lengths, 0.0),
+            tl.where(here, tl.where(above, 1.0, -1.0), 0.0).to(tl.float64),
+        )
+        up = tl.where(fresh, side_, up)
+        excess = tl.where(up > 0, over, under)
+        # what a unit of force does to the lanes: y of those that are not held, or their forces
+        does = up * tl.where(joins >= first, own, -own)
+        way = side * does
+        falls = (side != 0) & (way * lengths > length * 1e-13)
+        ratio = tl.where(falls, tl.maximum(side * force, 0.0) / tl.where(falls, way, 1.0), 1e300)
+        part = tl.min(ratio)
+        leaves = _first((ratio == part) & falls)
+        met = count(here & meets) > 0
+        apart = square > length * length * tl.where(met, APART, DEPENDENT)
+        excess = tl.sum(tl.where(here, tl.maximum(excess, 0.0), 0.0))
+        whole = tl.where(apart, excess / tl.where(apart, square, 1.0), 1e300)
+        step = tl.minimum(part, whole)
         going = joins < N
-        if going:
-            steps += 1
-            own = column_of(M, joins, N, C)
-            here = lane == joins
-            over = tl.where(up > 0, y - high, low - y)
-            square, excess, length = sums(
-                tl.where(here, -own, 0.0),
-                tl.where(here, over, 0.0),
-                tl.where(here, lengths, 0.0),
-            )
-            # what a unit of force does to the lanes: y of those that are not held, or their forces
-            does = up * tl.where(joins >= first, own, -own)
-            way = side * does
-            falls = (side != 0) & (way * lengths > 1e-13 * length)
-            ratio = tl.where(falls, tl.maximum(side * force, 0.0) / tl.where(falls, way, 1.0), 1e300)
-            part = tl.min(ratio)
-            leaves = _first((ratio == part) & falls)
-            met = count(here & meets) > 0
-            apart = square > tl.where(met, APART, DEPENDENT) * length * length
-            whole = tl.where(apart, tl.maximum(excess, 0.0) / tl.where(apart, square, 1.0), 1e300)
-            step = tl.minimum(part, whole)
-            lost = (step >= 1e300) | (steps > limit)
-            lost = lost | (met & (apart == 0))
-            code = tl.where(met & (apart == 0), DOUBTED, tl.where(lost, LOST, code))
-            going = lost == 0
-            if going:
-                change = step * does
-                y += tl.where(held, 0.0, tl.where(row, change, -change))
-                force -= tl.where(held, change, 0.0)
-                force += tl.where(here, step * up, 0.0)
-                full = whole <= part
-                pivot = -square
-                turns = joins
-                if full == 0:
-                    turns = leaves
-                    own = column_of(M, turns, N, C)
-                    pivot = _at(own, turns)
-                there = lane == turns
-                # rows that are held and coordinates that are not are inverted
-                sign = tl.where((turns >= first) == full, 1.0, -1.0)
-                M = pivoted(M, own, turns, pivot, sign.to(tl.float64), N, C)
-                held = tl.where(full, held | there, held & (there == 0))
-                y = tl.where(full, tl.where(there, tl.where(up > 0, high, low), y), y)
-                side = tl.where(there, tl.where(full, up, 0.0), side)
-                force = tl.where(full, force, tl.where(there, 0.0, force))
-                joins = tl.where(full, N, joins)
+        steps += tl.where(going, 1, 0)
+        doubted = going & met & (apart == 0)
+        lost = going & ((step >= 1e300) | (steps > limit))
+        code = tl.where(doubted, DOUBTED, tl.where(lost, LOST, code))
+        going = going & (lost == 0) & (doubted == 0)
+        step = tl.where(going, step, 0.0)
+        change = step * does
+        y += tl.where(held, 0.0, tl.where(row, change, -change))
+        force += tl.where(here, step * up, tl.where(held, -change, 0.0))
+        full = whole <= part
+        turns, pivot = tl.where(full, joins, leaves), -square
+        if full == 0:
+            own = column_of(M, turns, N, C)
+            pivot = _at(own, turns)
+        # rows that are held and coordinates that are not are inverted; where it has come to an end,
+        # nothing turns
+        turns = tl.where(going, turns, N)
+        there = lane == turns
+        sign = tl.where((turns >= first) == full, 1.0, -1.0)
+        own, pivot = tl.where(going, own, 0.0), tl.where(going, pivot, 1.0)
+        M = pivoted(M, own, turns, pivot, sign.to(tl.float64), N, C)
+        held = tl.where(full, held | there, held & (there == 0))
+        y = tl.where(full, tl.where(there, tl.where(up > 0, high, low), y), y)
+        side = tl.where(there, tl.where(full, up, 0.0), side)
+        force = tl.where(full, force, tl.where(there, 0.0, force))
+        joins = tl.where(full, N, joins)
     return M, y, force, held, side, steps, code
 
 
@@ -252,6 +255,8 @@ def _search(
     if DENSE:
         P += b * p_batch
     fixed = coordinate & (low == high)
+    state += b * (2 * n + ties + 1)
+    scratch = state  # where the results will be
 
     # P or, where that is singular, P + σNᵀN with rows whose sum is known; between the two it is
     # seen whether P with a small ridge bends up, as it has to
@@ -261,166 +266,164 @@ def _search(
     kind = tl.full((), PLAIN, tl.int32)
     M = tl.zeros((N // C, N, C), tl.float64)
     sound, trying, fit = yes() == 0, yes(), yes()
-    given = -linear
-    while trying:
-        K = system_of(
-            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            kind.to(tl.float64), DENSE, N, C,
-        )  # fmt: skip
-        skew, diagonal = symmetry_of(K, N, C)
-        sizes = row_sizes(K)
-        steep = tl.max(diagonal)
-        rough = tl.sqrt(n.to(tl.float64)) * steep * (SKEW * EPS)
-        fit = usable & _fit(linear, low, high, row, equation, sizes, LARGEST)
-        fit = fit & (skew <= rough) & (steep > 1 / LARGEST)
-        ridge = steep * tl.maximum(n.to(tl.float64) * (BENT * EPS), 128 * DOUBLE)
-        shift = tl.where(kind == RIDGE, ridge, 0.0) * tl.where(coordinate, 1.0, 0.0)
-        shift = tl.where((kind == STIFF) & fixed, steep, shift)
-        if kind == STIFF:
-            square = tl.sum(tl.sum(K * K, axis=0), axis=1)
-            pull = tl.where(equation & (square > 0), high, 0.0) / tl.where(row, square, 1.0)
-            pull = product(K, tl.where(equation & (square > 0), pull, 0.0), N, C)
-            pull += tl.where(fixed, high, 0.0)
-            given += tl.where(coordinate, pull * steep, 0.0)
-        M = stiffened(K, steep, shift, n, tl.where(kind == STIFF, k, 0), N, C)
-        sound = fit
-        if fit:
-            M, sound = inverted(M, coordinate, n, N, C)
-        # what is next, if anything
-        trying = fit & (((kind == PLAIN) & (sound == 0)) | ((kind == RIDGE) & sound))
-        kind += tl.where(trying, 2 if A is not None else 1, 0)
+    given, weight = -linear, blank
+    for _ in range(3):
+        if trying:
+            M = system_of(
+                P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g, DENSE, N, C
+            )
+            skew, diagonal = symmetry_of(M, N, C)
+            sizes, weight = row_sizes(M), largest_of(M)
+            steep = tl.max(diagonal)
+            rough = tl.sqrt(n.to(tl.float64)) * steep * (SKEW * EPS)
+            fit = usable & _fit(linear, low, high, row, equation, sizes, LARGEST)
+            fit = fit & (skew <= rough) & (steep > 1 / LARGEST)
+            ridge = steep * tl.maximum(n.to(tl.float64) * (BENT * EPS), 128 * DOUBLE)
+            shift = tl.where(kind == RIDGE, ridge, 0.0) * tl.where(coordinate, 1.0, 0.0)
+            shift = tl.where((kind == STIFF) & fixed, steep, shift)
+            if kind == STIFF:
+                square = tl.sum(tl.sum(M * M, axis=0), axis=1)
+                pull = tl.where(equation & (square > 0), high, 0.0) / tl.where(row, square, 1.0)
+                pull = product(M, tl.where(equation & (square > 0), pull, 0.0), N, C)
+                pull += tl.where(fixed, high, 0.0)
+                given += tl.where(coordinate, pull * steep, 0.0)
+            count_ = tl.where(kind == STIFF, k, 0)
+            M = stiffened(M, E, E_row, E_column, steep, shift, n, count_, N, C)
+            sound = fit
+            if fit:
+                M, sound = inverted(M, coordinate, n, N, C)
+            # what is next, if anything
+            trying = fit & (((kind == PLAIN) & (sound == 0)) | ((kind == RIDGE) & sound))
+            kind += tl.where(trying, 2 if A is not None else 1, 0)
     sound = sound & (kind != RIDGE)
 
     code = tl.where(fit, LOST, UNFIT)
     steps = 0
     x, force = blank, blank
     value, gap = zero, zero
-    if sound:
-        lengths = lengths_of(M, N, C)
-        trace = tl.sum(tl.where(coordinate, lengths * lengths, 0.0))
-        reach = tl.sqrt(tl.abs(dot(given, product(M, given, N, C))))
-        M, swept, depends = tie(M, fixed | equation, lengths, coordinate, n + k, N, C)
-        held = swept == row
-        z = tl.where(fixed, low, 0.0)
-        found = product(M, tl.where(swept, tl.where(row, high, given), z), N, C)
-        y = tl.where(row, tl.where(held, high, found), tl.where(held, z, -found))
-        force = tl.where(row, tl.where(held, -found, 0.0), tl.where(held, given - found, 0.0))
-        force = tl.where(cell, force, 0.0)
-        side, meets = blank, held & (held == 0)
-        turn, going = 0, yes()
-        while going:
-            M, y, force, held, side, more, code = _climb(
-                M, y, force, held, side, meets, low, high, lengths, given, row, n, depends, reach,
-                tl.minimum(most, 8 * N) - steps, N, C,
-            )  # fmt: skip
-            steps += more
-            going = code == SOLVED
-            if going:
-                # all digits, by the residuals of the problem as it was given
-                swept = (held == row) & cell
-                target = tl.where(row, high, -linear)
-                moved, before, shaken, size = zero, zero + 1e300, zero, zero
-                last = blank
-                passes = 0
-                while passes < PASSES:
-                    K = system_of(
-                        P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                        before, DENSE, N, C,
-                    )  # fmt: skip
-                    off = target - product(K, tl.where(row, force, y), N, C)
-                    off = -product(M, tl.where(swept, off, 0.0), N, C)
-                    last = tl.where(swept, off, 0.0)
-                    y += tl.where(row, 0.0, last)
-                    force += tl.where(row, last, 0.0)
-                    moved, shaken, size = largest(
-                        tl.where(row, 0.0, tl.abs(last)),
-                        tl.where(row, tl.abs(last) * lengths, 0.0),
-                        tl.where(coordinate, tl.abs(y), 0.0),
-                    )
-                    passes += 1
-                    still = (moved <= size * (2 * DOUBLE)) | (moved > 1e-3 * before)
-                    passes = tl.where(still & (passes > 1), PASSES, passes)
-                    before = moved
-                K = system_of(
-                    P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                    moved, DENSE, N, C,
-                )  # fmt: skip
-                x = tl.where(coordinate, y, 0.0)
-                lead = product(K, x, N, C)
-                pull = product(K, tl.where(row, force, 0.0), N, C)
-                bulk = product(tl.abs(K), tl.abs(x), N, C)
-                blur = tl.where(row, 0.0, tl.abs(last))
-                blur = tl.where(row, product(tl.abs(K), blur, N, C), blur)
-                y = tl.where(row, lead, y)
-                shakes = tl.abs(product(K, last, N, C))
-                free = (held == 0) | (cell == 0)
-                force = tl.where(row, force, tl.where(free, 0.0, -(lead + linear + pull)))
-                shaken = tl.maximum(
-                    shaken, tl.max(tl.where(coordinate & held, shakes * lengths, 0.0))
-                )
-                over, under = y - high, low - y
-                slack = -tl.maximum(over, under)
-                bound = tl.abs(tl.where(over > under, high, low))
-                bound = tl.where(slack < infinite, bound, 0.0)
-                bend = tl.sqrt(tl.abs(dot(x, lead)))
-                noise = (tl.where(row, bulk, tl.abs(x)) + bound) * (CLEAR * DOUBLE)
-                noise += 4 * (blur + (reach + bend) * lengths * DOUBLE)
-                open_ = (held == 0) & (depends == 0)
-                wrong = open_ & (slack < -noise)
-                meets = open_ & (slack <= noise) & (wrong == 0)
-                strongest = tl.max(tl.abs(force) * lengths)
-                rough = (shaken + (reach + bend + strongest) * DOUBLE) * CLEAR
-                pulls = (side != 0) & (side * force * lengths < -rough)
-                missed = depends & ((tl.abs(y - high) <= noise) == 0)
-                bad = count(pulls | missed) > 0
-                bad = bad | ((moved <= size * DOUBTFUL) == 0)
-                again = count(wrong | meets) > 0
-                turn += 1
-                code = tl.where(bad | (again & (turn >= ROUNDS)), LOST, code)
-                going = again & (code == SOLVED)
-                held_by = (side == 0) | (side * force * lengths > rough)
-                force = tl.where(going | held_by, force, 0.0)
-        if code == SOLVED:
-            x = rounded(x, x_out)
-            x = tl.where(coordinate, tl.minimum(tl.maximum(x, low), high), 0.0)
-            K = system_of(
+    lengths = lengths_of(M, N, C)
+    trace = tl.sum(tl.where(coordinate, lengths * lengths, 0.0))
+    reach = tl.sqrt(tl.abs(dot(given, product(M, given, N, C))))
+    M, swept, depends = tie(M, fixed | equation, lengths, coordinate, n + k, N, C)
+    held = swept == row
+    z = tl.where(fixed, low, 0.0)
+    found = product(M, tl.where(swept, tl.where(row, high, given), z), N, C)
+    y = tl.where(row, tl.where(held, high, found), tl.where(held, z, -found))
+    force = tl.where(row, tl.where(held, -found, 0.0), tl.where(held, given - found, 0.0))
+    force = tl.where(cell, force, 0.0)
+    side, meets = blank, held & (held == 0)
+    turn, going = 0, sound
+    while going:
+        M, y, force, held, side, more, code = _climb(
+            M, y, force, held, side, meets, low, high, lengths, given, row, n, depends, reach,
+            tl.minimum(most, 8 * N) - steps, N, C,
+        )  # fmt: skip
+        steps += more
+        # all digits, by the residuals of the problem as it was given
+        swept = (held == row) & cell
+        target = tl.where(row, high, -linear)
+        moved, before, shaken, size = zero, zero + 1e300, zero, zero
+        last = blank
+        passes = 0
+        while passes < PASSES:
+            lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                tl.sum(x), DENSE, N, C,
+                scratch, y, force, DENSE, N, C,
             )  # fmt: skip
-            force = shared(M, force, largest_of(K), equation & held, depends, N, C)
-            lead, bulk = product(K, x, N, C), product(tl.abs(K), tl.abs(x), N, C)
-            price = tl.where(row, force, 0.0)
-            pull = product(K, price, N, C)
-            # rows may be off by what rounding x does to them
-            over = tl.where(equation, tl.abs(lead - high), lead - high)
-            most_over = (bulk + tl.abs(high)) * ((2 * CLOSE if EPS < 1e-10 else CLOSE) * EPS)
-            off = row & ((over <= most_over) == 0) & (high < infinite)
-            settled = count(off) == 0
-            if A is not None:
-                value, slope = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
-            else:
-                slope = tl.where(coordinate, lead, 0.0)
-                value = dot(x, 0.5 * slope + linear)
-                slope += linear
-            # f(x) − f(s) ≤ Σ λ_j (c_j − ⟨n_j, x⟩) + rᵀP⁻¹r / 2 with r = ∇f + Σ λ_j n_j, of which
-            # what points from a bound at which x is makes nothing
-            rest = tl.where(coordinate, slope + pull, 0.0)
-            away = ((rest > 0) & (x == low)) | ((rest < 0) & (x == high))
-            rest = tl.where(away, 0.0, rest)
-            tight = tl.where(price != 0, tl.abs(price * (high - lead)), 0.0)
-            terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
-            gap, curve, rounding = sums(tight, rest * rest, terms)
-            gap += curve * trace + rounding * (2 * DOUBLE)
-            proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
-            code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
-            force = tl.where(coordinate & (force != 0), -(slope + pull), force)
+            off = target - lead - pull
+            off = -product(M, tl.where(swept, off, 0.0), N, C)
+            last = tl.where(swept, off, 0.0)
+            y += tl.where(row, 0.0, last)
+            force += tl.where(row, last, 0.0)
+            moved, shaken, size = largest(
+                tl.where(row, 0.0, tl.abs(last)),
+                tl.where(row, tl.abs(last) * lengths, 0.0),
+                tl.where(coordinate, tl.abs(y), 0.0),
+            )
+            passes += 1
+            still = (moved <= size * (2 * DOUBLE)) | (moved > 1e-3 * before)
+            passes = tl.where(still & (passes > 1), PASSES, passes)
+            before = moved
+        x = tl.where(coordinate, y, 0.0)
+        # what the last one did to the rows and to the forces of bounds
+        shifts, pulls_, blur = products(
+            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
+            scratch, last, last, DENSE, N, C,
+        )  # fmt: skip
+        lead, pull, bulk = products(
+            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
+            scratch, x, force, DENSE, N, C,
+        )  # fmt: skip
+        blur = tl.where(row, blur, tl.abs(last))
+        y = tl.where(row, lead, y)
+        shakes = tl.abs(shifts + pulls_)
+        free = (held == 0) | (cell == 0)
+        force = tl.where(row, force, tl.where(free, 0.0, -(lead + linear + pull)))
+        shaken = tl.maximum(
+            shaken, tl.max(tl.where(coordinate & held, shakes * lengths, 0.0))
+        )
+        over, under = y - high, low - y
+        slack = -tl.maximum(over, under)
+        bound = tl.abs(tl.where(over > under, high, low))
+        bound = tl.where(slack < infinite, bound, 0.0)
+        bend = tl.sqrt(tl.abs(dot(x, lead)))
+        noise = (tl.where(row, bulk, tl.abs(x)) + bound) * (CLEAR * DOUBLE)
+        noise += 4 * (blur + (reach + bend) * lengths * DOUBLE)
+        open_ = (held == 0) & (depends == 0)
+        wrong = open_ & (slack < -noise)
+        meets = open_ & (slack <= noise) & (wrong == 0)
+        strongest = tl.max(tl.abs(force) * lengths)
+        rough = (shaken + (reach + bend + strongest) * DOUBLE) * CLEAR
+        pulls = (side != 0) & (side * force * lengths < -rough)
+        missed = depends & ((tl.abs(y - high) <= noise) == 0)
+        bad = count(pulls | missed) > 0
+        bad = bad | ((moved <= size * DOUBTFUL) == 0)
+        again = count(wrong | meets) > 0
+        turn += 1
+        bad = bad | (again & (turn >= ROUNDS))
+        code = tl.where((code == SOLVED) & bad, LOST, code)
+        going = again & (code == SOLVED)
+        held_by = (side == 0) | (side * force * lengths > rough)
+        force = tl.where(going | held_by, force, 0.0)
+    if code == SOLVED:
+        x = rounded(x, x_out)
+        x = tl.where(coordinate, tl.minimum(tl.maximum(x, low), high), 0.0)
+        force = shared(M, force, weight, equation & held, depends, N, C)
+        price = tl.where(row, force, 0.0)
+        lead, pull, bulk = products(
+            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
+            scratch, x, price, DENSE, N, C,
+        )  # fmt: skip
+        # rows may be off by what rounding x does to them
+        over = tl.where(equation, tl.abs(lead - high), lead - high)
+        most_over = (bulk + tl.abs(high)) * ((2 * CLOSE if EPS < 1e-10 else CLOSE) * EPS)
+        off = row & ((over <= most_over) == 0) & (high < infinite)
+        settled = count(off) == 0
+        if A is not None:
+            value, slope = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
+        else:
+            slope = tl.where(coordinate, lead, 0.0)
+            value = dot(x, 0.5 * slope + linear)
+            slope += linear
+        # f(x) − f(s) ≤ Σ λ_j (c_j − ⟨n_j, x⟩) + rᵀP⁻¹r / 2 with r = ∇f + Σ λ_j n_j, of which
+        # what points from a bound at which x is makes nothing
+        rest = tl.where(coordinate, slope + pull, 0.0)
+        away = ((rest > 0) & (x == low)) | ((rest < 0) & (x == high))
+        rest = tl.where(away, 0.0, rest)
+        tight = tl.where(price != 0, tl.abs(price * (high - lead)), 0.0)
+        terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
+        gap, curve, rounding = sums(tight, rest * rest, terms)
+        gap += curve * trace + rounding * (2 * DOUBLE)
+        proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
+        code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+        force = tl.where(coordinate & (force != 0), -(slope + pull), force)
     answered = code == SOLVED
     if code != SOLVED:
         tl.atomic_add(left, 1)
     x = tl.where(answered, x, 0.0)
     force = tl.where(answered, force, 0.0)
     stored(x_out, b * n + lane, x, coordinate)
-    state += b * (2 * n + ties + 1)
+    tl.debug_barrier()
     tl.store(state + lane, tl.where(row, force, x), mask=cell)
     tl.store(state + n + ties + lane, force, mask=coordinate)
     tl.store(state + 2 * n + ties, kind.to(tl.float64))

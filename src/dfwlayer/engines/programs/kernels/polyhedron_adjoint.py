@@ -11,7 +11,6 @@ from dfwlayer.engines.programs.kernels.blocks import (
     entries,
     entry,
     largest,
-    number,
     outer_index,
     product,
     stored,
@@ -21,6 +20,7 @@ from dfwlayer.engines.programs.kernels.tableau import (
     inverted,
     largest_of,
     lengths_of,
+    products,
     shared,
     stiffened,
     system_of,
@@ -97,6 +97,7 @@ def _adjoint(
     good = (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
     blank = tl.zeros((N,), tl.float64)
     w, rest = blank, blank
+    scratch = u_out + b * (n + ties)
     if DENSE:
         P += b * p_batch
     if E is not None:
@@ -104,38 +105,38 @@ def _adjoint(
     if G is not None:
         G += b * G_batch
     if good:
-        K = system_of(
-            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            number(0.0, blank), DENSE, N, C,
-        )  # fmt: skip
-        _, diagonal = symmetry_of(K, N, C)
-        weight = largest_of(K)
+        M = system_of(
+            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g, DENSE, N, C
+        )
+        skew, diagonal = symmetry_of(M, N, C)
+        weight = largest_of(M)
         shift = tl.where(stiff, tl.where(fixed, tl.max(diagonal), 0.0), 0.0)
-        M = stiffened(K, tl.max(diagonal), shift, n, tl.where(stiff, k, 0), N, C)
+        some = tl.where(stiff, k, 0)
+        M = stiffened(M, E, E_row, E_column, tl.max(diagonal), shift, n, some, N, C)
         M, good = inverted(M, free, n, N, C)
         M, swept, depends = tie(M, wanted, lengths_of(M, N, C), free, n + ties, N, C)
         rest = v
         for turn in range(3):  # after the first one for the rounding of the last
             w -= tl.where(swept, product(M, tl.where(swept, rest, 0.0), N, C), 0.0)
-            K = system_of(
+            lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                tl.sum(w), DENSE, N, C,
+                scratch, w, w, DENSE, N, C,
             )  # fmt: skip
-            rest = v - product(K, w, N, C)
+            rest = v - lead - pull
         if count(depends) > 0:
             w = shared(M, w, weight, row & swept, depends, N, C)
-            K = system_of(
+            lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                tl.sum(w), DENSE, N, C,
+                scratch, w, w, DENSE, N, C,
             )  # fmt: skip
-            rest = v - product(K, w, N, C)
+            rest = v - lead - pull
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         size, reach, _ = largest(tl.abs(w), tl.abs(z), blank)
         good = good & (size * tl.maximum(reach, 1.0) < MAX)
         w = tl.where(good, w, 0.0)
         rest = tl.where(good, tl.where(coordinate & (free == 0), rest, 0.0), 0.0)
-    if u_out is not None:
-        stored(u_out, b * (n + ties) + lane, w, cell)
+    tl.debug_barrier()
+    tl.store(scratch + lane, w, mask=cell)
     if to_vector is not None:
         stored(to_vector, b * n + lane, -w, coordinate)
     if to_sides is not None:

@@ -30,55 +30,84 @@ from dfwlayer.engines.programs.kernels.blocks import (
 )
 from dfwlayer.engines.programs.kernels.faces import invert
 
-__all__ = ["DEPENDENT", "inverted", "largest_of", "lengths_of", "shared", "stiffened", "system_of", "tie"]
+__all__ = [
+    "DEPENDENT",
+    "inverted",
+    "largest_of",
+    "lengths_of",
+    "products",
+    "shared",
+    "stiffened",
+    "system_of",
+    "tie",
+]
 
 # what is left of the square of a row beside others that it depends on, against the whole of it
 DEPENDENT = tl.constexpr(1e-11)
 
 
 @jit
-def system_of(
-    P,
-    p_row,
-    p_column,
-    E,
-    e_row,
-    e_column,
-    G,
-    g_row,
-    g_column,
-    n,
-    k,
-    g,
-    fresh,
+def _entries(
+    P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, row, column,
     DENSE: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    """K as it is in memory, with zeros in lanes that are none.
-
-    ``fresh`` is a number that was computed just now: so the compiler reads K again instead of
-    keeping it in registers, which are needed for the inverse.
-    """
-    row, column = outer_index(N, C)
-    skip = tl.where(fresh != fresh, 1, 0)
+):  # fmt: skip
+    """K in these places, with zeros in lanes that are none."""
     both = (row < n) & (column < n)
     if DENSE:
-        K = tl.load(P + skip + row * p_row + column * p_column, mask=both, other=0.0)
-        K = K.to(tl.float64)
+        K = tl.load(P + row * p_row + column * p_column, mask=both, other=0.0).to(tl.float64)
     else:
         K = tl.where(both & (row == column), 1.0, 0.0).to(tl.float64)
     lane, at = tl.maximum(row, column) - n, tl.minimum(row, column)
     crossing = (lane >= 0) & (at < n)
     if E is not None:
         own = crossing & (lane < k)
-        part = tl.load(E + skip + lane * e_row + at * e_column, mask=own, other=0.0)
-        K += part.to(tl.float64)
+        K += tl.load(E + lane * e_row + at * e_column, mask=own, other=0.0).to(tl.float64)
     if G is not None:
-        own = crossing & (lane >= k) & (lane < k + g)
-        part = tl.load(G + skip + (lane - k) * g_row + at * g_column, mask=own, other=0.0)
-        K += part.to(tl.float64)
+        own, lane = crossing & (lane >= k) & (lane < k + g), lane - k
+        K += tl.load(G + lane * g_row + at * g_column, mask=own, other=0.0).to(tl.float64)
     return K
+
+
+@jit
+def system_of(
+    P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g,
+    DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """K as it is in memory."""
+    row, column = outer_index(N, C)
+    return _entries(
+        P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, row, column, DENSE
+    )
+
+
+@jit
+def products(
+    P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, scratch, x, force,
+    DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """K (x, 0), K (0, λ) and |K| |(x, 0)|, some columns at a time.
+
+    The registers are needed for the tableau, so K is read from memory again. What it is to be
+    multiplied with is read likewise, from ``scratch``, where there is room for n + k + g numbers.
+    """
+    W: tl.constexpr = 4
+    lane = tl.arange(0, N)
+    row = tl.arange(0, N)[None, :, None]
+    tl.debug_barrier()
+    tl.store(scratch + lane, tl.where(lane < n, x, force), mask=lane < n + k + g)
+    tl.debug_barrier()
+    lead = tl.zeros((N, C), tl.float64)
+    pull, bulk = lead, lead
+    for first in range(0, n + k + g, W * C):
+        column = first + tl.arange(0, W)[:, None, None] * C + tl.arange(0, C)[None, None, :]
+        z = tl.load(scratch + column, mask=column < n + k + g, other=0.0)
+        K = _entries(
+            P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, row, column, DENSE
+        )
+        lead += tl.sum(tl.where(column < n, K * z, 0.0), axis=0)
+        pull += tl.sum(tl.where(column < n, 0.0, K * z), axis=0)
+        bulk += tl.sum(tl.where(column < n, tl.abs(K * z), 0.0), axis=0)
+    return tl.sum(lead, axis=1), tl.sum(pull, axis=1), tl.sum(bulk, axis=1)
 
 
 @jit
@@ -94,17 +123,19 @@ def _diagonal(M, N: tl.constexpr, C: tl.constexpr):
 
 
 @jit
-def stiffened(K, stiff, shift, n, k, N: tl.constexpr, C: tl.constexpr):
-    """K with P + D + σ Σ n_jn_jᵀ/|n_j|² over the first k rows, for a diagonal D."""
+def stiffened(M, E, e_row, e_column, stiff, shift, n, k, N: tl.constexpr, C: tl.constexpr):
+    """K with P + D + σ Σ n_jn_jᵀ/|n_j|² over k equations, for a diagonal D."""
     lane = tl.arange(0, N)
     row, column = outer_index(N, C)
-    out = K + tl.where(row == column, shift[None, :, None], 0.0)
-    for j in range(n, n + k):
-        normal = tl.where(lane < n, column_of(K, j, N, C), 0.0)
-        square = dot(normal, normal)
-        part = normal * (stiff / tl.where(square > 0, square, 1.0))
-        out = tl.fma(part[None, :, None], across(normal, N, C), out)
-    return out
+    M += tl.where(row == column, shift[None, :, None], 0.0)
+    if E is not None:
+        for j in range(k):
+            normal = tl.load(E + j * e_row + lane * e_column, mask=lane < n, other=0.0)
+            normal = normal.to(tl.float64)
+            square = dot(normal, normal)
+            part = normal * (stiff / tl.where(square > 0, square, 1.0))
+            M = tl.fma(part[None, :, None], across(normal, N, C), M)
+    return M
 
 
 @jit
