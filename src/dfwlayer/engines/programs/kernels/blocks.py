@@ -189,7 +189,7 @@ def across(x, N: tl.constexpr, C: tl.constexpr):
 @jit
 def product(M, x, N: tl.constexpr, C: tl.constexpr):
     """M x, in the dtype of x."""
-    return tl.sum(tl.sum(M.to(x.dtype) * across(x, N, C), axis=0), axis=1)
+    return tl.sum(tl.sum(M.to(x.dtype) * across(x, N, C), axis=2), axis=0)
 
 
 @jit
@@ -208,14 +208,14 @@ def symmetry_of(M, N: tl.constexpr, C: tl.constexpr):
     row, column = outer_index(N, C)
     turned = tl.reshape(tl.sum(M.to(tl.float64) * probe[None, :, None], axis=1), (N,))
     skew = tl.max(tl.abs(product(M, probe, N, C) - turned))
-    diagonal = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=0), axis=1)
+    diagonal = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=2), axis=0)
     return skew, diagonal.to(tl.float64)
 
 
 @jit
 def row_sizes(M):
     """Σ_j |M_ij|."""
-    return tl.sum(tl.sum(tl.abs(M), axis=0), axis=1).to(tl.float64)
+    return tl.sum(tl.sum(tl.abs(M), axis=2), axis=0).to(tl.float64)
 
 
 @jit

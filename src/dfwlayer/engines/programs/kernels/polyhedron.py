@@ -282,7 +282,7 @@ def _search(
             shift = tl.where(kind == RIDGE, ridge, 0.0) * tl.where(coordinate, 1.0, 0.0)
             shift = tl.where((kind == STIFF) & fixed, steep, shift)
             if kind == STIFF:
-                square = tl.sum(tl.sum(M * M, axis=0), axis=1)
+                square = tl.sum(tl.sum(M * M, axis=2), axis=0)
                 pull = tl.where(equation & (square > 0), high, 0.0) / tl.where(row, square, 1.0)
                 pull = product(M, tl.where(equation & (square > 0), pull, 0.0), N, C)
                 pull += tl.where(fixed, high, 0.0)
@@ -328,7 +328,7 @@ def _search(
         while passes < PASSES:
             lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                scratch, y, force, DENSE, N, C,
+                scratch, y, force, DENSE, N,
             )  # fmt: skip
             off = target - lead - pull
             off = -product(M, tl.where(swept, off, 0.0), N, C)
@@ -348,11 +348,11 @@ def _search(
         # what the last one did to the rows and to the forces of bounds
         shifts, pulls_, blur = products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            scratch, last, last, DENSE, N, C,
+            scratch, last, last, DENSE, N,
         )  # fmt: skip
         lead, pull, bulk = products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            scratch, x, force, DENSE, N, C,
+            scratch, x, force, DENSE, N,
         )  # fmt: skip
         blur = tl.where(row, blur, tl.abs(last))
         y = tl.where(row, lead, y)
@@ -392,7 +392,7 @@ def _search(
         price = tl.where(row, force, 0.0)
         lead, pull, bulk = products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            scratch, x, price, DENSE, N, C,
+            scratch, x, price, DENSE, N,
         )  # fmt: skip
         # rows may be off by what rounding x does to them
         over = tl.where(equation, tl.abs(lead - high), lead - high)

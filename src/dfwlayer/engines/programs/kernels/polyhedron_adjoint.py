@@ -120,14 +120,14 @@ def _adjoint(
             w -= tl.where(swept, product(M, tl.where(swept, rest, 0.0), N, C), 0.0)
             lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                scratch, w, w, DENSE, N, C,
+                scratch, w, w, DENSE, N,
             )  # fmt: skip
             rest = v - lead - pull
         if count(depends) > 0:
             w = shared(M, w, weight, row & swept, depends, N, C)
             lead, pull, bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-                scratch, w, w, DENSE, N, C,
+                scratch, w, w, DENSE, N,
             )  # fmt: skip
             rest = v - lead - pull
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs

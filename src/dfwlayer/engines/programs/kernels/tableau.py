@@ -83,43 +83,44 @@ def system_of(
 @jit
 def products(
     P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, scratch, x, force,
-    DENSE: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+    DENSE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """K (x, 0), K (0, λ) and |K| |(x, 0)|, some columns at a time.
 
     The registers are needed for the tableau, so K is read from memory again. What it is to be
     multiplied with is read likewise, from ``scratch``, where there is room for n + k + g numbers.
     """
-    W: tl.constexpr = 4
+    A: tl.constexpr = 4  # threads for a row, each with S columns at a time
+    S: tl.constexpr = 8
     lane = tl.arange(0, N)
     row = tl.arange(0, N)[None, :, None]
     tl.debug_barrier()
     tl.store(scratch + lane, tl.where(lane < n, x, force), mask=lane < n + k + g)
     tl.debug_barrier()
-    lead = tl.zeros((N, C), tl.float64)
+    lead = tl.zeros((A, N), tl.float64)
     pull, bulk = lead, lead
-    for first in range(0, n + k + g, W * C):
-        column = first + tl.arange(0, W)[:, None, None] * C + tl.arange(0, C)[None, None, :]
+    for first in range(0, n + k + g, A * S):
+        column = first + tl.arange(0, A)[:, None, None] * S + tl.arange(0, S)[None, None, :]
         z = tl.load(scratch + column, mask=column < n + k + g, other=0.0)
         K = _entries(
             P, p_row, p_column, E, e_row, e_column, G, g_row, g_column, n, k, g, row, column, DENSE
         )
-        lead += tl.sum(tl.where(column < n, K * z, 0.0), axis=0)
-        pull += tl.sum(tl.where(column < n, 0.0, K * z), axis=0)
-        bulk += tl.sum(tl.where(column < n, tl.abs(K * z), 0.0), axis=0)
-    return tl.sum(lead, axis=1), tl.sum(pull, axis=1), tl.sum(bulk, axis=1)
+        lead += tl.sum(tl.where(column < n, K * z, 0.0), axis=2)
+        pull += tl.sum(tl.where(column < n, 0.0, K * z), axis=2)
+        bulk += tl.sum(tl.where(column < n, tl.abs(K * z), 0.0), axis=2)
+    return tl.sum(lead, axis=0), tl.sum(pull, axis=0), tl.sum(bulk, axis=0)
 
 
 @jit
 def largest_of(K):
     """The largest entry of each row."""
-    return tl.max(tl.max(tl.abs(K), axis=0), axis=1)
+    return tl.max(tl.max(tl.abs(K), axis=2), axis=0)
 
 
 @jit
 def _diagonal(M, N: tl.constexpr, C: tl.constexpr):
     row, column = outer_index(N, C)
-    return tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=0), axis=1)
+    return tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=2), axis=0)
 
 
 @jit
