@@ -8,6 +8,7 @@ from compiled_cases import F32, F64, OBJECTIVES, SETS, N, answers, attempted, cl
 from dfwlayer.engines import compiled
 from dfwlayer.ops.tensors import filled, tensors_in
 from kernel_cases import DEVICES, devices
+from polyhedron_cases import problem, random
 
 # NumPy, which the interpreter computes with, warns where a GPU does not
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -224,3 +225,98 @@ def test_what_is_not_for_it(device):
     assert attempted(dfw.Quadratic(-P, q), body) is None
     large = torch.eye(129, dtype=F64, device=device)
     assert attempted(dfw.Quadratic(large, large[0]), body) is None
+
+
+@devices
+@pytest.mark.parametrize(
+    ("shared", "box", "dtype"),
+    [((), True, F64), (("P", "G", "A"), False, F64), ((), False, F32)],
+    ids=str,
+)
+def test_polyhedra_agree_with_tensor_operations(shared, box, dtype, device):
+    parts = random(3, 4, 5, 2, (2,), box=box, shared=shared, dtype=dtype)
+    agrees(problem(**parts), device, dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(("n", "m", "k"), [(1, 2, 0), (12, 0, 4), (30, 25, 5), (50, 50, 10)])
+def test_polyhedra_of_all_sizes(n, m, k, dtype):
+    for box in (False, True):
+        agrees(problem(**random(n, n, m, k, (16,), box=box, dtype=dtype)), "cuda", dtype)
+
+
+@devices
+def test_other_functions_over_polyhedra(device):
+    parts = random(6, 3, 4, 1)
+    sides = {name: part for name, part in parts.items() if name not in ("P", "q")}
+    body = dfw.Polyhedron(**sides)
+    agrees((dfw.Quadratic(None, parts["q"]), body), device, F64)
+    make = torch.Generator().manual_seed(1)
+    A, b = (torch.randn(*shape, dtype=F64, generator=make) for shape in ((5, 3), (2, 5)))
+    agrees((dfw.LeastSquares(A, b), body), device, F64)
+
+
+@devices
+def test_equations_that_depend_on_each_other(device):
+    """What they carry is shared as everywhere; one coordinate is fixed, one row says nothing."""
+    parts = random(8, 4, 2, 1, (2,), box=False)
+    A, b = parts["A"].detach(), parts["b"].detach()
+    parts["A"], parts["b"] = torch.cat((A, -2 * A), -2), torch.cat((b, -2 * b), -1)
+    parts["h"] = torch.stack((parts["h"].detach()[:, 0], torch.full((2,), torch.inf)), -1)
+    unbounded = torch.full((4,), torch.inf, dtype=F64)
+    fixed = torch.tensor([0.25, 1, 1, 1], dtype=F64) * torch.where(unbounded > 0, 1.0, 0)
+    parts["lower"] = torch.where(fixed == 0.25, fixed, -unbounded)
+    parts["upper"] = torch.where(fixed == 0.25, fixed, unbounded)
+    agrees(problem(**parts), device, F64)
+
+
+@devices
+def test_a_function_that_is_flat_but_for_the_equations(device):
+    """A double integrator, whose states have no cost."""
+    A = torch.tensor([[1.0, 1.0, -1.0, 0.0, 0.0], [0.0, 1.0, 0.0, -1.0, 1.0]], dtype=F64)
+    P = torch.diag(torch.tensor([1.0, 0.5, 0.0, 0.0, 0.2], dtype=F64))
+    q = torch.tensor([[0.3, -0.4, 0.0, 0.0, 0.1], [-1.0, 2.0, 0.0, 0.0, 0.7]], dtype=F64)
+    upper = torch.tensor([torch.inf, torch.inf, torch.inf, torch.inf, 0.1], dtype=F64)
+    body = dfw.Polyhedron(A=A, b=torch.tensor([0.5, -0.2], dtype=F64), upper=upper)
+    agrees((dfw.Quadratic(P, q), body), device, F64)
+
+
+@devices
+def test_polyhedra_that_are_left_to_others(device):
+    """No point, numbers that are none, two rows that meet a solution twice; and one like others."""
+    P = torch.eye(2, dtype=F64, device=device)
+    q = torch.tensor([[-1.0, -1], [torch.nan, 0], [-2, 0.0], [-1, -3]], dtype=F64, device=device)
+    G = torch.tensor([[1.0, 0], [-1, 0], [2, 0]], dtype=F64, device=device)
+    h = q.new_tensor([[0.0, -1, 1], [1, 1, 1], [1, 1, 2], [0.5, 1, 3]])
+    q, h = leaf(q), leaf(h)
+    given = dfw.Quadratic(P, q), dfw.Polyhedron(G, h)
+    assert attempted(*given).left.tolist() == [True, True, True, False]
+    sol = dfw.solve(*given)
+    with compiled.using(False):
+        other = dfw.solve(*given)
+    assert sol.status.tolist() == other.status.tolist()
+    assert sol.status[:2].tolist() == [dfw.Status.INFEASIBLE, dfw.Status.NONFINITE]
+    torch.testing.assert_close(sol.x[2:], other.x[2:])
+    own, right = (
+        torch.autograd.grad(s.x[2:].sum(), (q, h), allow_unused=True) for s in (sol, other)
+    )
+    for one, expected in zip(own, right, strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+@devices
+def test_rows_that_are_met_without_a_force(device):
+    """They count as inactive."""
+    q = leaf(torch.tensor([[-1.0, -2.0]], dtype=F64, device=device))
+    G, h = torch.eye(2, dtype=F64, device=device), q.detach().new_tensor([1.0, 1.0])
+    found = attempted(dfw.Quadratic(None, q), dfw.Polyhedron(G, h))
+    assert found.left is None
+    (gradient,) = torch.autograd.grad(found.solution.x.sum(), q)
+    assert gradient.tolist() == [[-1.0, 0.0]]
+
+
+@devices
+def test_polyhedra_that_are_too_large(device):
+    P = torch.eye(64, dtype=F64, device=device)
+    assert attempted(dfw.Quadratic(P, P[0]), dfw.Polyhedron(P[:1].repeat(65, 1), 1.0)) is None

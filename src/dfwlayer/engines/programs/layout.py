@@ -15,10 +15,10 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.region import Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
-from dfwlayer.engines.compiled.arrays import narrowed
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.kernels.table import BUDGET
 from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
+from dfwlayer.engines.programs.gradients import envelope, is_own, of_shared, of_squares, summed
 from dfwlayer.engines.programs.kernels import (
     adjoint,
     ball,
@@ -34,6 +34,7 @@ from dfwlayer.engines.programs.launch import (
     left_so_far,
     options_of,
     strided,
+    tableau_options,
 )
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
@@ -135,7 +136,7 @@ class Layout:
             (*tensors, x, values, codes, state, counter),
             (*strides, n, m, *body.counts, batch, _below(settings.tol), most),
             self._constants("EPS", "MAX", "LARGEST"),
-            self.options["num_warps"],
+            self.options,
         )
         # the only time that the host waits
         now = _seen[like.device] = int(counter)
@@ -162,10 +163,24 @@ class Layout:
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
         v = v.reshape(found.x.shape)
         lost = ~torch.isfinite(v).all(-1)
-        return spoiled(self.pullback(asked, found, where_rows(~lost, v, 0)), lost)
+        gradients = self.pullback(asked, found, where_rows(~lost, v, 0))
+        return spoiled(gradients, lost, self._matrices)
 
-    def gradients_of_value(self, asked: Sequence[bool], found: Found, w: Tensor) -> None:
-        """None: tensor operations have them from x alone."""
+    def gradients_of_value(
+        self, asked: Sequence[bool], found: Found, w: Tensor
+    ) -> Gradients | None:
+        """From x and the forces that hold it, None where only tensor operations know these."""
+        if not self.body.counts:
+            return None
+        w = w.double().reshape(-1, 1)
+        lost = ~torch.isfinite(w)
+        solved = (found.codes[0] == SOLVED).unsqueeze(-1)
+        every = self.tensors
+        known = envelope(
+            self.form, every, self.body.rows, found.state, solved, torch.where(lost, 0, w)
+        )
+        kept = [each if want else None for each, want in zip(known, asked, strict=True)]
+        return spoiled(kept, lost.squeeze(-1), self._matrices)
 
     def pullback(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
@@ -175,11 +190,11 @@ class Layout:
         shapes = (n, n), (n,), *body.shapes
         # matrices that problems share, whose gradients are products of what all of them have found
         shared = [
-            wanted and len(shape) == 2 and not _is_own(tensor, 2, batch)
+            wanted and len(shape) == 2 and not is_own(tensor, 2, batch)
             for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
         ]
         u = None
-        if any(shared) or form.squared or body.ties:
+        if any(shared) or form.squared or body.counts:
             u = like.new_empty((batch, n + body.ties), dtype=torch.float64)
         targets: list[Tensor | None] = []
         for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
@@ -201,20 +216,25 @@ class Layout:
             (*tensors, codes, state, v, u, *targets, *missing),
             (*strides, *v.stride(), n, *body.counts),
             self._constants("MAX"),
-            self.options["num_warps"],
+            self.options,
         )
         gradients: Gradients = [
-            None if target is None or tensor is None else _summed(tensor, target)
+            None if target is None or tensor is None else summed(tensor, target)
             for tensor, target in zip(self.tensors, targets, strict=True)
         ]
         if u is None:
             return gradients
         if form.squared:
-            gradients[:2] = _of_squares(form, asked, codes, state[:, :n], u[:, :n])
+            gradients[:2] = of_squares(form, asked, codes, state[:, :n], u[:, :n])
         for i, tensor in enumerate(self.tensors):
             if tensor is not None and shared[i] and not (i == 0 and form.squared):
-                gradients[i] = _of_shared(tensor, state, u, n, body.rows.get(i - 2))
+                gradients[i] = of_shared(tensor, state, u, n, body.rows.get(i - 2))
         return gradients
+
+    @property
+    def _matrices(self) -> tuple[int, ...]:
+        """Which of `tensors` they are."""
+        return 0, *(2 + place for place in self.body.rows)
 
     def _constants(self, *names: str) -> dict[str, Any]:
         """What a kernel is compiled for."""
@@ -244,7 +264,8 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if body is None:
         return None
     tableau = isinstance(sets, Linear)
-    options = options_of(n + body.ties, tableau or form.matrix is not None)
+    lanes = n + body.ties
+    options = tableau_options(lanes) if tableau else options_of(lanes, form.matrix is not None)
     if options is None:
         return None
     return Layout(form, _objective(form), body, options)
@@ -354,51 +375,7 @@ def _objective(form: Form) -> Quadratics:
     )
 
 
-def _is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
-    """Whether every problem has a part of a tensor for itself."""
-    return tensor is not None and tensor.dim() > rank and len(tensor) == batch
-
-
 def _below(tol: float) -> float:
     """In float32, in which numbers are handed to a program, but not above it."""
     near = np.float32(tol)
     return float(near if near <= tol else np.nextafter(near, np.float32(0)))
-
-
-def _summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
-    """One gradient for each problem, summed over what shares the tensor."""
-    if each.dtype == like.dtype and each.numel() == like.numel():
-        return each.view(like.shape)
-    if like.dim() < each.dim():
-        each = each.sum(0)
-    elif like.dim() > each.dim():
-        each = each.unsqueeze(-1)
-    return narrowed(each.sum_to_size(like.shape), like.dtype)
-
-
-def _of_shared(matrix: Tensor, state: Tensor, u: Tensor, n: int, rows: slice | None) -> Tensor:
-    """The gradient in a P, or in rows, that all problems share."""
-    at = slice(n) if rows is None else rows
-    total = -(u[:, at].mT @ state[:, :n] + state[:, at].mT @ u[:, :n])
-    total = 0.5 * total if rows is None else total
-    return narrowed(total.reshape(matrix.shape), matrix.dtype)
-
-
-def _of_squares(
-    form: Form, asked: Sequence[bool], codes: Tensor, x: Tensor, u: Tensor
-) -> Gradients:
-    """Of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b; the numbers of what was left may be any."""
-    assert form.matrix is not None
-    A, left = form.matrix.detach().double(), (codes[0] != SOLVED).unsqueeze(-1)
-    moved = torch.where(left, 0, (A @ u.unsqueeze(-1)).squeeze(-1))
-    of_matrix = None
-    if asked[0]:
-        residual = (A @ x.unsqueeze(-1)).squeeze(-1) - form.vector.detach().double()
-        residual = torch.where(left, 0, residual)
-        if _is_own(form.matrix, 2, len(u)):
-            of_matrix = -(moved.unsqueeze(-1) * x.unsqueeze(-2))
-            of_matrix -= residual.unsqueeze(-1) * u.unsqueeze(-2)
-        else:
-            of_matrix = -(moved.mT @ x + residual.mT @ u)
-        of_matrix = narrowed(of_matrix.reshape(form.matrix.shape), form.dtype)
-    return [of_matrix, _summed(form.vector, moved) if asked[1] else None]

@@ -1,9 +1,10 @@
 """Vectors, matrices and inverses of one problem, in the registers of one Triton program.
 
-A matrix with N rows is a block (N / C, N, C): row i and column j = C a + c are at (a, i, c). Triton
-spreads the last dimension over neighbouring threads, then rows over the rest of them, and leaves
-the first dimension to a thread of its own. So a sum over columns is one in registers but for log₂ C
-shuffles, which a block (N, N) would need five of for every row.
+A matrix with N rows is a block (N / C, N, C): row i and column j = C a + c are at (a, i, c). What
+is read from memory with strides that are not known when it is compiled is spread by Triton 3.6 over
+neighbouring threads by the first dimension, then by rows, and the last dimension is left to a
+thread of its own. So a sum over columns is one in registers but for log₂ N/C shuffles, which a
+block (N, N) would need five of for every row.
 """
 
 from __future__ import annotations

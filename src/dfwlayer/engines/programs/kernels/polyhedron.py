@@ -359,9 +359,7 @@ def _search(
         shakes = tl.abs(shifts + pulls_)
         free = (held == 0) | (cell == 0)
         force = tl.where(row, force, tl.where(free, 0.0, -(lead + linear + pull)))
-        shaken = tl.maximum(
-            shaken, tl.max(tl.where(coordinate & held, shakes * lengths, 0.0))
-        )
+        shaken = tl.maximum(shaken, tl.max(tl.where(coordinate & held, shakes * lengths, 0.0)))
         over, under = y - high, low - y
         slack = -tl.maximum(over, under)
         bound = tl.abs(tl.where(over > under, high, low))

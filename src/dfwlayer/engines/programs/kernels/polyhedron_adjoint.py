@@ -108,7 +108,7 @@ def _adjoint(
         M = system_of(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g, DENSE, N, C
         )
-        skew, diagonal = symmetry_of(M, N, C)
+        _skew, diagonal = symmetry_of(M, N, C)
         weight = largest_of(M)
         shift = tl.where(stiff, tl.where(fixed, tl.max(diagonal), 0.0), 0.0)
         some = tl.where(stiff, k, 0)
@@ -116,16 +116,16 @@ def _adjoint(
         M, good = inverted(M, free, n, N, C)
         M, swept, depends = tie(M, wanted, lengths_of(M, N, C), free, n + ties, N, C)
         rest = v
-        for turn in range(3):  # after the first one for the rounding of the last
+        for _turn in range(3):  # after the first one for the rounding of the last
             w -= tl.where(swept, product(M, tl.where(swept, rest, 0.0), N, C), 0.0)
-            lead, pull, bulk = products(
+            lead, pull, _bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
                 scratch, w, w, DENSE, N,
             )  # fmt: skip
             rest = v - lead - pull
         if count(depends) > 0:
             w = shared(M, w, weight, row & swept, depends, N, C)
-            lead, pull, bulk = products(
+            lead, pull, _bulk = products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
                 scratch, w, w, DENSE, N,
             )  # fmt: skip
