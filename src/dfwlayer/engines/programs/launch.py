@@ -72,7 +72,7 @@ def tableau_options(lanes: int) -> Mapping[str, int] | None:
     if lanes > WIDEST:
         return None
     width = max(16, 1 << (lanes - 1).bit_length())
-    columns, warps = {16: (4, 1), 32: (8, 2), 64: (8, 4), 128: (16, 8)}[width]
+    columns, warps = {16: (8, 1), 32: (16, 2), 64: (16, 4), 128: (16, 8)}[width]
     return {"N": width, "C": columns, "num_warps": warps, "maxnreg": 255}
 
 
