@@ -28,8 +28,11 @@ def moved(given, device, dtype=None):
     return filled(given, copies)
 
 
-def agrees(given, device, dtype):
-    """What programs answer, against tensor operations on the CPU in float64."""
+def agrees(given, device, dtype, terms=1):
+    """What programs answer, against tensor operations on the CPU in float64.
+
+    Rows of the set are sums of that size, and so is their rounding.
+    """
     here = moved(given, device)
     found = attempted(*here)
     assert found is not None
@@ -45,7 +48,7 @@ def agrees(given, device, dtype):
     value, gap = sol.value.detach().double().cpu(), sol.gap.detach().double().cpu()
     assert (value - expected.value <= gap + 8 * eps * expected.value.abs()).all()
     with torch.no_grad():
-        assert float(here[1].violation(sol.x).max()) <= 4 * eps
+        assert float(here[1].violation(sol.x).max()) <= 4 * eps * terms
 
 
 # what is left to others: other p, sets around a centre, products, boxes that lack bounds
@@ -243,7 +246,7 @@ def test_polyhedra_agree_with_tensor_operations(shared, box, dtype, device):
 @pytest.mark.parametrize(("n", "m", "k"), [(1, 2, 0), (12, 0, 4), (30, 25, 5), (50, 50, 10)])
 def test_polyhedra_of_all_sizes(n, m, k, dtype):
     for box in (False, True):
-        agrees(problem(**random(n, n, m, k, (16,), box=box, dtype=dtype)), "cuda", dtype)
+        agrees(problem(**random(n, n, m, k, (16,), box=box, dtype=dtype)), "cuda", dtype, n)
 
 
 @devices
