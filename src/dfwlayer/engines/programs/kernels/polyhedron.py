@@ -54,13 +54,12 @@ LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
 UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 CLEAR, SKEW = tl.constexpr(constants.CLEAR), tl.constexpr(constants.SKEW)
 DOUBLE = tl.constexpr(constants.DOUBLE)
-BENT = tl.constexpr(16.0)  # units of rounding, times n, by which P may bend down
+BENT, CLOSE = tl.constexpr(constants.BENT), tl.constexpr(constants.CLOSE)
 
 ROUNDS = tl.constexpr(4)  # times that rows are looked for again after all digits are there
 PASSES = tl.constexpr(6)  # corrections; two or three are needed
 NOISE = tl.constexpr(1e-12)  # what steps in the tableau are off by
 APART = tl.constexpr(1e-10)  # what is left of the square of a row beside others that are met
-CLOSE = tl.constexpr(2.0)  # units of rounding of its terms that a row may be off by
 DOUBTFUL = tl.constexpr(1e-6)  # a correction that is larger shows that the tableau is not right
 
 
