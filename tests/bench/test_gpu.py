@@ -6,8 +6,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dfwlayer_bench.bench.gpu.run import CASES, SETS, GpuRow, as_markdown, both_passes, problem
+from dfwlayer_bench.bench.gpu.run import (
+    CASES,
+    SETS,
+    GpuRow,
+    as_markdown,
+    both_passes,
+    moved,
+    problem,
+)
 from dfwlayer_bench.cli import build_app
+
+F64 = torch.float64
 
 
 def dfw(*words):
@@ -18,7 +28,9 @@ def dfw(*words):
 def test_sets_hold_some_coordinates_and_not_others(name):
     """Otherwise there would be nothing to find."""
     P, q, v = problem(4, 20, 1)
-    x, *gradients = both_passes(P.requires_grad_(), q.requires_grad_(), v, SETS[name])
+    made = SETS[name]
+    body = made(4, 20, 1) if callable(made) else made
+    x, *gradients = both_passes(P.requires_grad_(), q.requires_grad_(), v, moved(body, "cpu", F64))
     assert all(torch.isfinite(part).all() for part in (x, *gradients))
     free = torch.linalg.solve(P.detach(), -q.detach())
     assert (x - free).abs().amax(-1).min() > 1e-2

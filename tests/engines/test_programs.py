@@ -8,6 +8,7 @@ from compiled_cases import F32, F64, OBJECTIVES, SETS, N, answers, attempted, cl
 from dfwlayer.engines import compiled
 from dfwlayer.ops.tensors import filled, tensors_in
 from kernel_cases import DEVICES, devices
+from polyhedron_cases import problem, random
 
 # NumPy, which the interpreter computes with, warns where a GPU does not
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -27,8 +28,11 @@ def moved(given, device, dtype=None):
     return filled(given, copies)
 
 
-def agrees(given, device, dtype):
-    """What programs answer, against tensor operations on the CPU in float64."""
+def agrees(given, device, dtype, terms=1):
+    """What programs answer, against tensor operations on the CPU in float64.
+
+    Rows of the set are sums of that size, and so is their rounding.
+    """
     here = moved(given, device)
     found = attempted(*here)
     assert found is not None
@@ -44,7 +48,7 @@ def agrees(given, device, dtype):
     value, gap = sol.value.detach().double().cpu(), sol.gap.detach().double().cpu()
     assert (value - expected.value <= gap + 8 * eps * expected.value.abs()).all()
     with torch.no_grad():
-        assert float(here[1].violation(sol.x).max()) <= 4 * eps
+        assert float(here[1].violation(sol.x).max()) <= 4 * eps * terms
 
 
 # what is left to others: other p, sets around a centre, products, boxes that lack bounds
@@ -224,3 +228,105 @@ def test_what_is_not_for_it(device):
     assert attempted(dfw.Quadratic(-P, q), body) is None
     large = torch.eye(129, dtype=F64, device=device)
     assert attempted(dfw.Quadratic(large, large[0]), body) is None
+
+
+@devices
+@pytest.mark.parametrize(
+    ("shared", "box", "dtype"),
+    [((), True, F64), (("P", "G", "A"), False, F32)],
+    ids=str,
+)
+def test_polyhedra_agree_with_tensor_operations(shared, box, dtype, device):
+    parts = random(3, 3, 3, 1, (2,), box=box, shared=shared, dtype=dtype)
+    agrees(problem(**parts), device, dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(("n", "m", "k"), [(1, 2, 0), (12, 0, 4), (30, 25, 5), (50, 50, 10)])
+def test_polyhedra_of_all_sizes(n, m, k, dtype):
+    for box in (False, True):
+        agrees(problem(**random(n, n, m, k, (16,), box=box, dtype=dtype)), "cuda", dtype, n)
+
+
+@devices
+def test_other_functions_over_polyhedra(device):
+    parts = random(6, 2, 2, 0, box=False)
+    body = dfw.Polyhedron(parts["G"], parts["h"])
+    if device == "cuda":  # the interpreter takes its time
+        agrees((dfw.Quadratic(None, parts["q"]), body), device, F64)
+    make = torch.Generator().manual_seed(1)
+    A, b = (torch.randn(*shape, dtype=F64, generator=make) for shape in ((5, 2), (1, 5)))
+    agrees((dfw.LeastSquares(A, b), body), device, F64)
+
+
+@devices
+def test_equations_that_depend_on_each_other(device):
+    """What they carry is the least; one coordinate is fixed, and one row says nothing."""
+    parts = {name: part.detach() for name, part in random(8, 3, 2, 1, box=False).items()}
+    for name in ("A", "b"):
+        parts[name] = leaf(torch.cat((parts[name], -2 * parts[name])).to(device))
+    parts["h"][1] = torch.inf
+    parts["lower"] = torch.tensor([0.25, -torch.inf, -torch.inf], dtype=F64)
+    parts["upper"] = torch.tensor([0.25, torch.inf, torch.inf], dtype=F64)
+    given = problem(**{name: part.to(device) for name, part in parts.items()})
+    sol = attempted(*given).solution
+    with compiled.using(False):
+        other = dfw.solve(*given)
+    close(sol.x, other.x, 1e-12)
+    for own, right in ((sol.x.sum(), other.x.sum()), (sol.value, other.value)):
+        (found,) = torch.autograd.grad(own, given[1].b, retain_graph=True)
+        (expected,) = torch.autograd.grad(right, given[1].b, retain_graph=True)
+        torch.testing.assert_close(found[1], -0.5 * found[0])
+        torch.testing.assert_close(found[0] - 2 * found[1], expected[0] - 2 * expected[1])
+
+
+@devices
+def test_a_function_that_is_flat_but_for_the_equations(device):
+    """A double integrator, whose states have no cost."""
+    A = torch.tensor([[1.0, 1.0, -1.0, 0.0, 0.0], [0.0, 1.0, 0.0, -1.0, 1.0]], dtype=F64)
+    P = torch.diag(torch.tensor([1.0, 0.5, 0.0, 0.0, 0.2], dtype=F64))
+    q = torch.tensor([[0.3, -0.4, 0.0, 0.0, 0.1], [-1.0, 2.0, 0.0, 0.0, 0.7]], dtype=F64)
+    upper = torch.tensor([torch.inf, torch.inf, torch.inf, torch.inf, 0.1], dtype=F64)
+    body = dfw.Polyhedron(A=A, b=torch.tensor([0.5, -0.2], dtype=F64), upper=upper)
+    agrees((dfw.Quadratic(P, q), body), device, F64)
+
+
+@devices
+def test_polyhedra_that_are_left_to_others(device):
+    """No point, numbers that are none, two rows that meet a solution twice; and one like others."""
+    P = torch.eye(2, dtype=F64, device=device)
+    q = torch.tensor([[-1.0, -1], [torch.nan, 0], [-2, 0.0], [-1, -3]], dtype=F64, device=device)
+    G = torch.tensor([[1.0, 0], [-1, 0], [2, 0]], dtype=F64, device=device)
+    h = q.new_tensor([[0.0, -1, 1], [1, 1, 1], [1, 1, 2], [0.5, 1, 3]])
+    q, h = leaf(q), leaf(h)
+    given = dfw.Quadratic(P, q), dfw.Polyhedron(G, h)
+    assert attempted(*given).left.tolist() == [True, True, True, False]
+    sol = dfw.solve(*given)
+    with compiled.using(False):
+        other = dfw.solve(*given)
+    assert sol.status.tolist() == other.status.tolist()
+    assert sol.status[:2].tolist() == [dfw.Status.INFEASIBLE, dfw.Status.NONFINITE]
+    torch.testing.assert_close(sol.x[2:], other.x[2:])
+    own, right = (
+        torch.autograd.grad(s.x[2:].sum(), (q, h), allow_unused=True) for s in (sol, other)
+    )
+    for one, expected in zip(own, right, strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+@devices
+def test_rows_that_are_met_without_a_force(device):
+    """They count as inactive."""
+    q = leaf(torch.tensor([[-1.0, -2.0]], dtype=F64, device=device))
+    G, h = torch.eye(2, dtype=F64, device=device), q.detach().new_tensor([1.0, 1.0])
+    found = attempted(dfw.Quadratic(None, q), dfw.Polyhedron(G, h))
+    assert found.left is None
+    (gradient,) = torch.autograd.grad(found.solution.x.sum(), q)
+    assert gradient.tolist() == [[-1.0, 0.0]]
+
+
+@devices
+def test_polyhedra_that_are_too_large(device):
+    P = torch.eye(64, dtype=F64, device=device)
+    assert attempted(dfw.Quadratic(P, P[0]), dfw.Polyhedron(P[:1].repeat(65, 1), 1.0)) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
@@ -122,8 +122,8 @@ class _Solution(torch.autograd.Function):
         return None, *out
 
 
-def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
-    """Gradients, NaN where one of these problems (B,) has a part in them, a matrix first."""
+def spoiled(gradients: Gradients, lost: Tensor, matrices: Collection[int] = (0,)) -> Gradients:
+    """Gradients, NaN where one of these problems (B,) has a part in them; which are matrices."""
 
     def spoil(gradient: Tensor, rank: int) -> Tensor:
         if gradient.layout != torch.strided:
@@ -133,7 +133,7 @@ def spoiled(gradients: Gradients, lost: Tensor) -> Gradients:
         return torch.where(mask, torch.nan, gradient)
 
     return [
-        None if gradient is None else spoil(gradient, 1 if place else 2)
+        None if gradient is None else spoil(gradient, 2 if place in matrices else 1)
         for place, gradient in enumerate(gradients)
     ]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Block, Flat, Round
+from dfwlayer.constraints.region import Block, Flat, Linear, Round
 from dfwlayer.engines.compiled.arrays import Batch
 from dfwlayer.engines.compiled.kernels.table import BUDGET, EQUATION
 from dfwlayer.objectives.base import Objective
@@ -60,7 +60,7 @@ class Form:
     matrix: Tensor | None
     vector: Tensor
     squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
-    sets: FlatForm | Round
+    sets: FlatForm | Linear | Round
     n: int
     batch: int | None
     dtype: torch.dtype
@@ -92,11 +92,16 @@ def form_of(
     return Form(matrix, vector, squared, sets, n, batch.size, vector.dtype)
 
 
-def _sets(form: Sequence[Block], n: int, batch: Batch) -> FlatForm | Round | None:
+def _sets(form: Sequence[Block], n: int, batch: Batch) -> FlatForm | Linear | Round | None:
     """Blocks in normal form, if their tensors fit."""
     if isinstance(form[0], Round):
         fit = len(form) == 1 and all(batch.fits(part, 1) for part in form[0][1:])
         return form[0] if fit else None
+    if isinstance(form[0], Linear):
+        only = form[0]
+        fit = batch.fits(only.G, 2) and batch.fits(only.A, 2)
+        fit = fit and all(batch.fits(v, 1) for v in (only.h, only.b, only.lower, only.upper))
+        return only if fit else None
     bounds: list[Bounds] = []
     rows: list[Row] = []
     first = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
 
-__all__ = ["FITS", "Strided", "launch", "left_so_far", "options_of", "strided"]
+__all__ = ["FITS", "Strided", "launch", "left_so_far", "options_of", "strided", "tableau_options"]
 
 WIDEST = 128  # coordinates with a matrix, which has to fit into registers together with its inverse
 LONGEST = 4096  # coordinates without one
@@ -66,6 +66,16 @@ def options_of(n: int, dense: bool) -> Mapping[str, int] | None:
     return {"N": lanes, "C": columns, "num_warps": warps}
 
 
+@lru_cache(maxsize=256)
+def tableau_options(lanes: int) -> Mapping[str, int] | None:
+    """The same for a tableau, with all the registers that so many threads can have."""
+    if lanes > WIDEST:
+        return None
+    width = max(16, 1 << (lanes - 1).bit_length())
+    columns, warps = {16: (8, 1), 32: (16, 2), 64: (16, 4), 128: (16, 8)}[width]
+    return {"N": width, "C": columns, "num_warps": warps, "maxnreg": 255}
+
+
 def left_so_far(device: torch.device) -> Tensor:
     """A count (1,) that programs add to for each problem that they leave."""
     if device not in _counters:
@@ -80,7 +90,7 @@ def launch(
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[float, ...],
     constants: Mapping[str, Any],
-    warps: int,
+    options: Mapping[str, int],
 ) -> None:
     """One program for each problem, on the device of a tensor.
 
@@ -91,15 +101,16 @@ def launch(
     index = like.get_device()  # −1 for the CPU, where Triton's interpreter runs
     if index >= 0 and index != torch.cuda.current_device():
         with torch.cuda.device(index):
-            launch(kernel, batch, like, tensors, numbers, constants, warps)
+            launch(kernel, batch, like, tensors, numbers, constants, options)
         return
     values = constants.values()
     kinds = [None if t is None else t.dtype for t in tensors]
-    key = (kernel, index, warps, *kinds, *values)
+    key = (kernel, index, options["num_warps"], *kinds, *values)
     program = _programs.get(key)
     if program is not None and max(numbers) < FITS:
         program[batch, 1, 1](*tensors, *numbers, *values)
         return
-    made = kernel[batch,](*tensors, *numbers, **constants, num_warps=warps, enable_fp_fusion=False)
+    compiling = {name: options[name] for name in ("num_warps", "maxnreg") if name in options}
+    made = kernel[batch,](*tensors, *numbers, **constants, **compiling, enable_fp_fusion=False)
     if _DIRECT and index >= 0 and max(numbers) < FITS:
         _programs[key] = made

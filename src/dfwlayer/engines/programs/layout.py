@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,20 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Round
+from dfwlayer.constraints.region import Linear, Round
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
-from dfwlayer.engines.compiled.arrays import narrowed
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.kernels.table import BUDGET
 from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
-from dfwlayer.engines.programs.kernels import adjoint, ball, projection, search
+from dfwlayer.engines.programs.gradients import envelope, is_own, of_shared, of_squares, summed
+from dfwlayer.engines.programs.kernels import (
+    adjoint,
+    ball,
+    polyhedron,
+    polyhedron_adjoint,
+    projection,
+    search,
+)
 from dfwlayer.engines.programs.launch import (
     FITS,
     Strided,
@@ -26,6 +34,7 @@ from dfwlayer.engines.programs.launch import (
     left_so_far,
     options_of,
     strided,
+    tableau_options,
 )
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
@@ -61,8 +70,16 @@ class Body(NamedTuple):
     widths: tuple[int, ...]  # how many strides each has
     needed: tuple[int, ...]  # of the parts, by the adjoint
     tensors: tuple[Tensor | None, ...]  # what a gradient may be asked for
-    ranks: tuple[int, ...]  # of what one problem has of each
+    shapes: tuple[tuple[int, ...], ...]  # of what one problem has of each
     constants: dict[str, Any]  # what kernels are compiled for
+    state: int  # how many numbers of a solution are kept
+    counts: tuple[int, ...] = ()  # of rows of each kind
+    rows: Mapping[int, slice] = MappingProxyType({})  # tensors of rows: where these are in `state`
+
+    @property
+    def ties(self) -> int:
+        """Rows of all kinds."""
+        return sum(self.counts)
 
 
 class Found(NamedTuple):
@@ -75,7 +92,7 @@ class Found(NamedTuple):
     status: Tensor
     left: Tensor | None  # mask of the problems that were left, None if none was
     codes: Tensor  # (2, B): what became of a problem, and steps
-    state: Tensor  # (B, 2n + 2): x, where coordinates are held, and the multipliers
+    state: Tensor  # (B, ·): x, then the multipliers and where coordinates are held
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,7 @@ class Layout:
             start = strided(x0, 1, like)
         x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
         codes = like.new_empty((2, batch), dtype=torch.int64)
-        state = like.new_empty((batch, 2 * n + 2), dtype=torch.float64)
+        state = like.new_empty((batch, self.body.state), dtype=torch.float64)
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
         (P, q, A, b), body = self.objective, self.body
@@ -117,9 +134,9 @@ class Layout:
             batch,
             like,
             (*tensors, x, values, codes, state, counter),
-            (*strides, n, m, batch, _below(settings.tol), most),
+            (*strides, n, m, *body.counts, batch, _below(settings.tol), most),
             self._constants("EPS", "MAX", "LARGEST"),
-            self.options["num_warps"],
+            self.options,
         )
         # the only time that the host waits
         now = _seen[like.device] = int(counter)
@@ -146,53 +163,78 @@ class Layout:
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
         v = v.reshape(found.x.shape)
         lost = ~torch.isfinite(v).all(-1)
-        return spoiled(self.pullback(asked, found, where_rows(~lost, v, 0)), lost)
+        gradients = self.pullback(asked, found, where_rows(~lost, v, 0))
+        return spoiled(gradients, lost, self._matrices)
 
-    def gradients_of_value(self, asked: Sequence[bool], found: Found, w: Tensor) -> None:
-        """None: tensor operations have them from x alone."""
+    def gradients_of_value(
+        self, asked: Sequence[bool], found: Found, w: Tensor
+    ) -> Gradients | None:
+        """From x and the forces that hold it, None where only tensor operations know these."""
+        if not self.body.counts:
+            return None
+        w = w.double().reshape(-1, 1)
+        lost = ~torch.isfinite(w)
+        solved = (found.codes[0] == SOLVED).unsqueeze(-1)
+        every = self.tensors
+        known = envelope(
+            self.form, every, self.body.rows, found.state, solved, torch.where(lost, 0, w)
+        )
+        kept = [each if want else None for each, want in zip(known, asked, strict=True)]
+        return spoiled(kept, lost.squeeze(-1), self._matrices)
 
     def pullback(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
         form, body, like = self.form, self.body, v
         codes, state = found.codes, found.state
-        ranks = (2, 1, *body.ranks)
         batch, n = v.shape
-        shared = asked[0] and form.matrix is not None and not _is_own(form.matrix, 2, batch)
-        u = like.new_empty((batch, n), dtype=torch.float64) if shared or form.squared else None
+        shapes = (n, n), (n,), *body.shapes
+        # matrices that problems share, whose gradients are products of what all of them have found
+        shared = [
+            wanted and len(shape) == 2 and not is_own(tensor, 2, batch)
+            for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
+        ]
+        u = None
+        if any(shared) or form.squared or body.counts:
+            u = like.new_empty((batch, n + body.ties), dtype=torch.float64)
         targets: list[Tensor | None] = []
         for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
-            skipped = (i == 0 and shared) or (i < 2 and form.squared)
-            if not wanted or tensor is None or skipped:
+            if not wanted or tensor is None or shared[i] or (i < 2 and form.squared):
                 targets.append(None)
                 continue
-            shape = (batch, *[n] * ranks[i])
+            shape = (batch, *shapes[i])
             own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
             targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
         tensors, strides = _handed(
             (self.objective.P, *(body.parts[i] for i in body.needed)),
             (3, *(body.widths[i] for i in body.needed)),
         )
-        missing = [None] * (len(ranks) - len(targets))
+        missing = [None] * (len(shapes) - len(targets))
         launch(
             body.adjoint,
             batch,
             like,
             (*tensors, codes, state, v, u, *targets, *missing),
-            (*strides, *v.stride(), n),
+            (*strides, *v.stride(), n, *body.counts),
             self._constants("MAX"),
-            self.options["num_warps"],
+            self.options,
         )
         gradients: Gradients = [
-            None if target is None or tensor is None else _summed(tensor, target)
+            None if target is None or tensor is None else summed(tensor, target)
             for tensor, target in zip(self.tensors, targets, strict=True)
         ]
-        if u is not None:
-            x = state[:, :n]
-            if form.squared:
-                gradients[:2] = _of_squares(form, asked, codes, x, u)
-            elif shared:
-                gradients[0] = _of_shared(form, x, u)
+        if u is None:
+            return gradients
+        if form.squared:
+            gradients[:2] = of_squares(form, asked, codes, state[:, :n], u[:, :n])
+        for i, tensor in enumerate(self.tensors):
+            if tensor is not None and shared[i] and not (i == 0 and form.squared):
+                gradients[i] = of_shared(tensor, state, u, n, body.rows.get(i - 2))
         return gradients
+
+    @property
+    def _matrices(self) -> tuple[int, ...]:
+        """Which of `tensors` they are."""
+        return 0, *(2 + place for place in self.body.rows)
 
     def _constants(self, *names: str) -> dict[str, Any]:
         """What a kernel is compiled for."""
@@ -212,14 +254,24 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     if form is None:
         return None
     sets, like = form.sets, form.vector
-    body = _ball(sets, like) if isinstance(sets, Round) else _polytope(sets, like)
-    options = options_of(form.n, form.matrix is not None)
-    if body is None or options is None:
+    n = form.n
+    if isinstance(sets, Round):
+        body: Body | None = _ball(sets, n, like)
+    elif isinstance(sets, Linear):
+        body = _polyhedron(sets, n, like)
+    else:
+        body = _polytope(sets, n, like)
+    if body is None:
+        return None
+    tableau = isinstance(sets, Linear)
+    lanes = n + body.ties
+    options = tableau_options(lanes) if tableau else options_of(lanes, form.matrix is not None)
+    if options is None:
         return None
     return Layout(form, _objective(form), body, options)
 
 
-def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
+def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:
     """Bounds, and at most two rows that tie the coordinates together."""
     if len(sets.bounds) > 1:
         return None
@@ -237,16 +289,49 @@ def _polytope(sets: FlatForm, like: Tensor) -> Body | None:
         (2, 2, 2, 1, 2, 1),
         (2, 4),
         sets.tensors,
-        (1, 1, 1, 0, 1, 0),
+        ((n,), (n,), (n,), (), (n,), ()),
         {"KIND": kind, "CUT": len(rows) > 1},
+        2 * n + 2,
     )
 
 
-def _ball(sets: Round, like: Tensor) -> Body:
+def _ball(sets: Round, n: int, like: Tensor) -> Body:
     """A weight and a radius."""
     values = sets.weight, sets.radius
     parts = tuple(strided(part, 1, like) for part in values)
-    return Body(ball.search, ball.adjoint, parts, (2, 1), (0, 1), tensors_of(*values), (1, 0), {})
+    return Body(
+        ball.search,
+        ball.adjoint,
+        parts,
+        (2, 1),
+        (0, 1),
+        tensors_of(*values),
+        ((n,), ()),
+        {},
+        2 * n + 2,
+    )
+
+
+def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
+    """Equations, inequalities and bounds."""
+    k, g = (0 if rows is None else rows.shape[-2] for rows in (sets.A, sets.G))
+    E, G = (None if rows is None else strided(rows, 2, like) for rows in (sets.A, sets.G))
+    e, h, lower, upper = (
+        strided(side, 1, like) for side in (sets.b, sets.h, sets.lower, sets.upper)
+    )
+    return Body(
+        polyhedron.search,
+        polyhedron_adjoint.adjoint,
+        (E, e, G, h, lower, upper),
+        (3, 2, 3, 2, 2, 2),
+        (0, 2, 4, 5),
+        (sets.G, *tensors_of(sets.h), sets.A, *tensors_of(sets.b, sets.lower, sets.upper)),
+        ((g, n), (g,), (k, n), (k,), (n,), (n,)),
+        {},
+        2 * n + k + g + 1,
+        (k, g),
+        {0: slice(n + k, n + k + g), 2: slice(n, n + k)},
+    )
 
 
 def _handed(
@@ -290,50 +375,7 @@ def _objective(form: Form) -> Quadratics:
     )
 
 
-def _is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
-    """Whether every problem has a part of a tensor for itself."""
-    return tensor is not None and tensor.dim() > rank and len(tensor) == batch
-
-
 def _below(tol: float) -> float:
     """In float32, in which numbers are handed to a program, but not above it."""
     near = np.float32(tol)
     return float(near if near <= tol else np.nextafter(near, np.float32(0)))
-
-
-def _summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
-    """One gradient for each problem, summed over what shares the tensor."""
-    if each.dtype == like.dtype and each.numel() == like.numel():
-        return each.view(like.shape)
-    if like.dim() < each.dim():
-        each = each.sum(0)
-    elif like.dim() > each.dim():
-        each = each.unsqueeze(-1)
-    return narrowed(each.sum_to_size(like.shape), like.dtype)
-
-
-def _of_shared(form: Form, x: Tensor, u: Tensor) -> Tensor:
-    """The gradient in a P that all problems share."""
-    assert form.matrix is not None
-    total = -0.5 * (u.mT @ x)
-    return narrowed((total + total.mT).reshape(form.matrix.shape), form.dtype)
-
-
-def _of_squares(
-    form: Form, asked: Sequence[bool], codes: Tensor, x: Tensor, u: Tensor
-) -> Gradients:
-    """Of Aᵀ(Ax − b): −(Au) xᵀ − r uᵀ, and Au for b; the numbers of what was left may be any."""
-    assert form.matrix is not None
-    A, left = form.matrix.detach().double(), (codes[0] != SOLVED).unsqueeze(-1)
-    moved = torch.where(left, 0, (A @ u.unsqueeze(-1)).squeeze(-1))
-    of_matrix = None
-    if asked[0]:
-        residual = (A @ x.unsqueeze(-1)).squeeze(-1) - form.vector.detach().double()
-        residual = torch.where(left, 0, residual)
-        if _is_own(form.matrix, 2, len(u)):
-            of_matrix = -(moved.unsqueeze(-1) * x.unsqueeze(-2))
-            of_matrix -= residual.unsqueeze(-1) * u.unsqueeze(-2)
-        else:
-            of_matrix = -(moved.mT @ x + residual.mT @ u)
-        of_matrix = narrowed(of_matrix.reshape(form.matrix.shape), form.dtype)
-    return [of_matrix, _summed(form.vector, moved) if asked[1] else None]

@@ -14,11 +14,26 @@ from torch import Tensor
 import dfwlayer as dfw
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.engines import compiled
+from dfwlayer.ops.tensors import filled, tensors_in
 
 __all__ = ["CASES", "SETS", "GpuRow", "as_markdown", "floor_seconds", "measured"]
 
-# by name, with a size that holds some coordinates of the problems below and leaves others free
-SETS: dict[str, Constraint] = {
+
+def polyhedra(count: int, n: int, seed: int) -> dfw.Polyhedron:
+    """n inequalities and n / 5 equations around a point, another set for each problem."""
+    make = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=make, dtype=torch.float64)
+
+    inside, G, A = normal(n, 1), normal(n, n), normal(n // 5, n)
+    room = torch.rand(count, n, generator=make, dtype=torch.float64)
+    return dfw.Polyhedron(G, (G @ inside).squeeze(-1) + room, A, (A @ inside).squeeze(-1))
+
+
+# by name, with a size that holds some coordinates of the problems below and leaves others free; or
+# how they are made for so many problems with n coordinates and a seed
+SETS: dict[str, Constraint | Callable[[int, int, int], Constraint]] = {
     "l1": dfw.LpBall(1, 1.0),
     "linf": dfw.LpBall(math.inf, 0.3),
     "l2": dfw.LpBall(2, 1.0),
@@ -28,6 +43,7 @@ SETS: dict[str, Constraint] = {
     "capped": dfw.CappedSimplex(1.0, 0.137),
     "l1box": dfw.L1Box(1.0, None, -0.237, 0.311),
     "ksparse": dfw.KSparse(3.3, 0.27),
+    "polyhedra": polyhedra,
 }
 CASES: tuple[tuple[str, int, int], ...] = (
     ("l1", 1024, 10),
@@ -37,6 +53,7 @@ CASES: tuple[tuple[str, int, int], ...] = (
     ("l3", 128, 50),
     ("simplex", 128, 50),
     ("capped", 128, 50),
+    ("polyhedra", 1024, 50),
     *((name, 256, 20) for name in SETS),
 )
 STEADY = 3  # calls before the timed ones: compiling, recording
@@ -67,9 +84,16 @@ def problem(count: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def both_passes(P: Tensor, q: Tensor, v: Tensor, body: Constraint) -> tuple[Tensor, ...]:
-    """x and the gradients in P and q."""
+    """x and the gradients in P, q and what the set has of tensors."""
     x = dfw.solve(dfw.Quadratic(P, q), body).x
-    return x.detach(), *torch.autograd.grad(x, (P, q), v)
+    return x.detach(), *torch.autograd.grad(x, (P, q, *tensors_in(body)), v)
+
+
+def moved(body: Constraint, device: str, dtype: torch.dtype) -> Constraint:
+    """A copy there, whose tensors ask for a gradient."""
+    copies = (t.detach().to(device, dtype).requires_grad_() for t in tensors_in(body))
+    copy: Constraint = filled(body, copies)
+    return copy
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
@@ -102,7 +126,8 @@ def measured(
         P, q, v = (part.to("cuda", dtype) for part in exact)
         P.requires_grad_()
         q.requires_grad_()
-        body = SETS[name]
+        made = SETS[name]
+        body = moved(made if isinstance(made, Constraint) else made(count, n, seed), "cuda", dtype)
 
         def call(P: Tensor = P, q: Tensor = q, v: Tensor = v, body: Constraint = body) -> object:
             return both_passes(P, q, v, body)
@@ -114,7 +139,8 @@ def measured(
         with compiled.using(False):
             tensors = seconds(call, max(3, repeats // 10))
             exactly = [part.detach().double().cpu().requires_grad_() for part in (P, q)]
-            expected = both_passes(exactly[0], exactly[1], v.double().cpu(), body)
+            there = moved(body, "cpu", torch.float64)
+            expected = both_passes(exactly[0], exactly[1], v.double().cpu(), there)
         errors = [
             float((a.double().cpu() - b).abs().max() / b.abs().max())
             for a, b in zip(found, expected, strict=True)

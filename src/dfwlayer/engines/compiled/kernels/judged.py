@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, CLOSE, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -23,7 +23,6 @@ from dfwlayer.engines.compiled.kernels.rows import add_row, largest_of, row_and_
 __all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "share"]
 
 OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
-CLOSE = 2.0  # units of rounding of its terms that a row which is held is off by
 FLAT = 256.0  # units of rounding of a slope along which f does not bend
 SAME = 1e-8  # what a combination of unit normals may be off by from being one of them
 APART = 1e-6  # what is left of a unit normal beside others that it does not depend on

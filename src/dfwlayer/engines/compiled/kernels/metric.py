@@ -7,10 +7,15 @@ not, either, P + ρ1 does, which is f with ½ρ ‖x − x_k‖² added to it, f
 
 from __future__ import annotations
 
-from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SINGULAR, SMALLEST
+from dfwlayer.engines.compiled.kernels.constants import (
+    BENT,
+    DOUBLE,
+    LARGEST,
+    SINGULAR,
+    SMALLEST,
+)
 from dfwlayer.engines.compiled.kernels.dense import add, dot, factor, forward, kernel
 from dfwlayer.engines.compiled.kernels.judged import HELD
-from dfwlayer.engines.compiled.kernels.numbers import BENT
 from dfwlayer.engines.compiled.kernels.rows import add_row
 
 __all__ = [

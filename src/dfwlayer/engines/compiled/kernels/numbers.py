@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import (
+    BENT,
     SINGLE,
     SKEW,
 )
 from dfwlayer.engines.compiled.kernels.dense import factor, kernel, summing
 
-__all__ = ["BENT", "finite", "own", "proven", "rounded", "sane", "symmetric"]
+__all__ = ["finite", "own", "proven", "rounded", "sane", "symmetric"]
 
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell
 ASYMMETRY = 5e-5
 FACTORED = 64  # coordinates up to which P is factorised to tell whether it bends down
-BENT = 16.0  # units of rounding of the dtype, times n, of its largest entry, by which it may
 
 
 @kernel

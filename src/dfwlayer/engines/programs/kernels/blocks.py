@@ -1,9 +1,10 @@
 """Vectors, matrices and inverses of one problem, in the registers of one Triton program.
 
-A matrix with N rows is a block (N / C, N, C): row i and column j = C a + c are at (a, i, c). Triton
-spreads the last dimension over neighbouring threads, then rows over the rest of them, and leaves
-the first dimension to a thread of its own. So a sum over columns is one in registers but for log₂ C
-shuffles, which a block (N, N) would need five of for every row.
+A matrix with N rows is a block (N / C, N, C): row i and column j = C a + c are at (a, i, c). What
+is read from memory with strides that are not known when it is compiled is spread by Triton 3.6 over
+neighbouring threads by the first dimension, then by rows, and the last dimension is left to a
+thread of its own. So a sum over columns is one in registers but for log₂ N/C shuffles, which a
+block (N, N) would need five of for every row.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ import triton.language as tl
 __all__ = [
     "across",
     "again",
+    "column_of",
     "count",
     "dot",
     "entries",
     "entry",
     "exact_sum",
     "flip",
-    "four_sums",
+    "has",
     "jit",
     "largest",
     "matrix_of",
     "number",
     "outer_index",
+    "pivoted",
     "product",
     "rounded",
     "row_sizes",
@@ -38,6 +41,7 @@ __all__ = [
     "sums",
     "symmetry_of",
     "times",
+    "words",
     "yes",
 ]
 
@@ -117,9 +121,30 @@ def _add_words(a, b, c, d, e, f, g, h):
 
 
 @jit
-def four_sums(a, b, c, d):
+def _four_sums(a, b, c, d):
     """Four of them."""
     return tl.reduce((a, b, c, d), 0, _add_words)
+
+
+@jit
+def words(one, two, N: tl.constexpr):
+    """Two masks as bits, each of the first 64 lanes and of the others."""
+    lane = tl.arange(0, N).to(tl.int64)
+    bit = tl.full((N,), 1, tl.int64) << (lane & 63)
+    one, two = tl.where(one, bit, 0), tl.where(two, bit, 0)
+    early = lane < 64
+    return _four_sums(
+        tl.where(early, one, 0),
+        tl.where(early, 0, one),
+        tl.where(early, two, 0),
+        tl.where(early, 0, two),
+    )
+
+
+@jit
+def has(early, late, k):
+    """Bit k of the two words."""
+    return ((tl.where(k < 64, early, late) >> (k & 63)) & 1) != 0
 
 
 @jit
@@ -165,7 +190,7 @@ def across(x, N: tl.constexpr, C: tl.constexpr):
 @jit
 def product(M, x, N: tl.constexpr, C: tl.constexpr):
     """M x, in the dtype of x."""
-    return tl.sum(tl.sum(M.to(x.dtype) * across(x, N, C), axis=0), axis=1)
+    return tl.sum(tl.sum(M.to(x.dtype) * across(x, N, C), axis=2), axis=0)
 
 
 @jit
@@ -184,36 +209,48 @@ def symmetry_of(M, N: tl.constexpr, C: tl.constexpr):
     row, column = outer_index(N, C)
     turned = tl.reshape(tl.sum(M.to(tl.float64) * probe[None, :, None], axis=1), (N,))
     skew = tl.max(tl.abs(product(M, probe, N, C) - turned))
-    diagonal = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=0), axis=1)
+    diagonal = tl.sum(tl.sum(tl.where(row == column, M, 0.0), axis=2), axis=0)
     return skew, diagonal.to(tl.float64)
 
 
 @jit
 def row_sizes(M):
     """Σ_j |M_ij|."""
-    return tl.sum(tl.sum(tl.abs(M), axis=0), axis=1).to(tl.float64)
+    return tl.sum(tl.sum(tl.abs(M), axis=2), axis=0).to(tl.float64)
 
 
 @jit
-def flip(M, diagonal, k, sign, N: tl.constexpr, C: tl.constexpr):
-    """Pivot on entry k: +1 adds it to the coordinates F that are inverted, −1 takes it out.
+def column_of(M, k, N: tl.constexpr, C: tl.constexpr):
+    """Column k."""
+    return product(M, (tl.arange(0, N) == k).to(M.dtype), N, C)
 
-    With the others N, the matrix stands for
+
+@jit
+def pivoted(M, own, k, pivot, sign, N: tl.constexpr, C: tl.constexpr):
+    """Pivot on entry k, with column and pivot at hand: +1 inverts it as well, −1 no longer.
+
+    With the entries F that are inverted and the others N, the matrix stands for
 
         (−P_FF⁻¹      P_FF⁻¹ P_FN              )
         (P_NF P_FF⁻¹  P_NN − P_NF P_FF⁻¹ P_FN  ),
 
-    which Gauss and Jordan's sweeps keep symmetric. Returns the pivot, and P_kk, as well.
+    which Gauss and Jordan's sweeps keep symmetric.
     """
-    lane = tl.arange(0, N)
     row, column = outer_index(N, C)
-    own = product(M, (lane == k).to(M.dtype), N, C)
+    own = tl.where(tl.arange(0, N) == k, -sign, own)
+    rest = tl.where((row == k) | (column == k), 0.0, M)
+    return tl.fma((-own / pivot)[None, :, None], across(own, N, C), rest)
+
+
+@jit
+def flip(M, diagonal, k, sign, N: tl.constexpr, C: tl.constexpr):
+    """Pivot on entry k. Returns the pivot, and P_kk, as well."""
+    lane = tl.arange(0, N)
+    own = column_of(M, k, N, C)
     pivot, whole, _ = sums(
         tl.where(lane == k, own, 0.0), tl.where(lane == k, diagonal, 0.0), tl.zeros_like(own)
     )
-    own = tl.where(lane == k, -sign, own)
-    rest = tl.where((row == k) | (column == k), 0.0, M)
-    return tl.fma((-own / pivot)[None, :, None], across(own, N, C), rest), pivot, whole
+    return pivoted(M, own, k, pivot, sign, N, C), pivot, whole
 
 
 @jit

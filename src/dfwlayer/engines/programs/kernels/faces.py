@@ -13,13 +13,14 @@ from dfwlayer.engines.programs.kernels.blocks import (
     count,
     dot,
     flip,
-    four_sums,
+    has,
     jit,
     largest,
     number,
     product,
     sums,
     times,
+    words,
     yes,
 )
 from dfwlayer.engines.programs.kernels.projection import (
@@ -44,36 +45,15 @@ _CLEAR = tl.constexpr(constants.CLEAR)
 
 
 @jit
-def _words(one, two, N: tl.constexpr):
-    """Two masks as bits, each of the first 64 lanes and of the others."""
-    lane = tl.arange(0, N).to(tl.int64)
-    bit = tl.full((N,), 1, tl.int64) << (lane & 63)
-    one, two = tl.where(one, bit, 0), tl.where(two, bit, 0)
-    early = lane < 64
-    return four_sums(
-        tl.where(early, one, 0),
-        tl.where(early, 0, one),
-        tl.where(early, two, 0),
-        tl.where(early, 0, two),
-    )
-
-
-@jit
-def _has(early, late, k):
-    """Bit k of the two words."""
-    return ((tl.where(k < 64, early, late) >> (k & 63)) & 1) != 0
-
-
-@jit
 def invert(M, free, inverted, diagonal, n, N: tl.constexpr, C: tl.constexpr):
     """Pivot until the free coordinates are those that are inverted; whether that could be done."""
-    changed, changed_late, wanted, wanted_late = _words(free != inverted, free, N)
+    changed, changed_late, wanted, wanted_late = words(free != inverted, free, N)
     sound = yes()
     diagonal = diagonal.to(M.dtype)
     singular = number(_SINGULAR if M.dtype == tl.float64 else _SINGULAR_SINGLE, M)
     for k in range(n):
-        if sound & _has(changed, changed_late, k):
-            comes = _has(wanted, wanted_late, k)
+        if sound & has(changed, changed_late, k):
+            comes = has(wanted, wanted_late, k)
             sign = tl.where(comes, 1.0, -1.0).to(M.dtype)
             M, pivot, whole = flip(M, diagonal, k, sign, N, C)
             sound = tl.where(comes, pivot > whole * singular, pivot < 0)
