@@ -165,7 +165,7 @@ def _solved(
                 H = H + full.movedim(0, -1)
             else:
                 H = H + torch.diag_embed(bend)
-    return Saddle.of(H, N, free).solve(v, c)
+    return Saddle.of(H, N, free).nearest(v, c)
 
 
 def _split(

@@ -27,11 +27,12 @@ from dfwlayer.ops.rows import or_one
 __all__ = ["Meeting", "meet", "program_of"]
 
 STEPS = 400
-FIRST, GROWTH, LAST = 10.0, 4.0, 1e7  # ρ in units of the curvature
+FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
 INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow
 ENOUGH = 1e-4  # of the decrease that a slope promises
 SHORTEST = 2.0**-20
-CLOSE = 0.1  # distance of the members, relative, at which their faces are first tried
+CLOSE = 1e-2  # distance of the members, relative, at which their faces are first tried
+NEAR = 1e-9  # the same at which ρ is large enough
 APART = 1e-7  # what a proof of emptiness may be off by, relative to what it proves
 FLAT = 1e-2  # of the size of x, what a step is at most where f does not bend
 
@@ -81,17 +82,18 @@ def meet(members: Members, most: int) -> Meeting:
     crossed = (program.lower > program.upper).any(-1)
     none = torch.zeros_like(q[:, 0], dtype=torch.bool)
     steps = torch.zeros_like(q[:, 0], dtype=torch.long)
+    one = torch.ones_like(steps)
     state = _start(members)
     best = Meeting(state.x, state.forces, none, crossed, steps, members)
     for _ in range(min(most, STEPS)):
         left = ~(best.exact | best.empty)[state.index]
-        if not bool(left.any()):
-            break
-        if 2 * int(left.sum()) <= len(left):
+        if not bool(left.all()):
+            if not bool(left.any()):
+                break
             state = state.some(left.nonzero().squeeze(-1))
-        best = best._replace(steps=best.steps.index_add(0, state.index, left_of(best, state)))
+        best = best._replace(steps=best.steps.index_add(0, state.index, one[: len(state.index)]))
         state, best = _follow(state, best)
-        state = _stepped(state)
+        state = _stepped(state, (best.exact | best.empty)[state.index])
     rest = ~(best.exact | best.empty)[state.index]
     if bool(rest.any()):
         kept = rest.nonzero().squeeze(-1)
@@ -101,11 +103,6 @@ def meet(members: Members, most: int) -> Meeting:
             forces=best.forces.put(index, state.look.forces.some(kept)),
         )
     return best
-
-
-def left_of(best: Meeting, state: _State) -> Tensor:
-    """1 for the problems of the state that go on."""
-    return (~(best.exact | best.empty)[state.index]).long()
 
 
 def _start(members: Members) -> _State:
@@ -146,12 +143,14 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
     look, rho = state.look, state.rho.squeeze(-1)
     program = state.members.program
     steep = look.slope.abs().amax(-1)
+    extent = state.x.abs().amax(-1)
     terms = program.absolute().gradient(state.x.abs()).amax(-1) + look.forces.largest()
+    terms = terms + rho * extent
     ready = steep <= torch.maximum(INEXACT * rho * look.missed, ROUNDING * terms)
     ready = ready & ~(best.exact | best.empty)[state.index]
     if not bool(ready.any()):
         return state, best
-    size = torch.maximum(state.x.abs().amax(-1), look.forces.largest() / rho) + 1e-300
+    size = torch.maximum(extent, look.forces.largest() / rho) + 1e-300
     near = ready & (look.missed <= CLOSE * size)
     if bool(near.any()):
         kept = near.nonzero().squeeze(-1)
@@ -168,7 +167,7 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
         )
     best = _proof(state, ready & ~best.exact[state.index], best)
     forces = look.forces.chosen(ready, state.forces)
-    grown = torch.where(ready, (GROWTH * rho), rho).unsqueeze(-1)
+    grown = torch.where(ready & (look.missed > NEAR * size), GROWTH * rho, rho).unsqueeze(-1)
     grown = torch.minimum(grown, torch.maximum(state.rho, _cap(state)))
     again = state.members.look(state.x, forces, grown)
     return state._replace(forces=forces, rho=grown, look=again), best
@@ -181,7 +180,7 @@ def _cap(state: _State) -> Tensor:
     return (LAST * torch.maximum(bend, slope)).unsqueeze(-1)
 
 
-def _stepped(state: _State) -> _State:
+def _stepped(state: _State, done: Tensor) -> _State:
     """One Newton step, as long as φ falls."""
     members, look, rho = state.members, state.look, state.rho
     steep = look.slope.abs().amax(-1)
@@ -194,7 +193,7 @@ def _stepped(state: _State) -> _State:
     length = torch.ones_like(fall)
     x = state.x + way
     trial = members.look(x, state.forces, rho)
-    fits = trial.value <= look.value + ENOUGH * length * fall + rounding
+    fits = done | (trial.value <= look.value + ENOUGH * length * fall + rounding)
     while not bool((fits | (length <= SHORTEST)).all()):
         length = torch.where(fits, length, 0.5 * length)
         x = state.x + length.unsqueeze(-1) * way
