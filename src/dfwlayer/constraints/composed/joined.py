@@ -14,7 +14,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
-from dfwlayer.constraints.region import Block, Flat, Linear
+from dfwlayer.constraints.region import Block, Flat, Linear, Met, as_oval
 
 __all__ = ["Joined", "common_form"]
 
@@ -72,27 +72,32 @@ def _below(parts: Sequence[Tensor], kind: int) -> Tensor:
 def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Block] | None:
     """The normal form of what sets over the same coordinates have in common, None without one.
 
-    That is bounds, with a budget and equations, two of them at most, or with rows and no budget.
+    That is bounds, with a budget and equations, two of them at most; or bounds and rows, also
+    within ellipsoids, and no budget.
     """
     blocks = [form[0] for form in forms if form is not None and len(form) == 1]
-    if len(blocks) < len(forms) or not all(isinstance(block, Flat | Linear) for block in blocks):
+    if len(blocks) < len(forms):
         return None
     flat = [block for block in blocks if isinstance(block, Flat)]
-    lower = reduce(_larger, [block.lower for block in blocks])  # type: ignore[union-attr]
-    upper = _smallest([block.upper for block in blocks])  # type: ignore[union-attr]
+    lists = [block for block in blocks if isinstance(block, Linear)]
+    ovals = tuple(oval for block in blocks if (oval := as_oval(block)) is not None)
+    if len(flat) + len(lists) + len(ovals) < len(blocks):
+        return None
+    lower = reduce(_larger, [block.lower for block in (*flat, *lists)], -math.inf)
+    upper = reduce(_smaller, [block.upper for block in (*flat, *lists)], math.inf)
     budgets = [block for block in flat if block.weight is not None]
     equations = tuple(equation for block in flat for equation in block.equations)
     if len(flat) == len(blocks) and len(budgets) < 2 and len(budgets) + len(equations) <= MOST:
         weight, radius = (budgets[0].weight, budgets[0].radius) if budgets else (None, 0.0)
         return (Flat(n, lower, upper, weight, radius, equations),)
     like = _some_tensor(blocks)
-    if budgets or like is None:
+    if budgets or (like is None and equations):
         return None
-    lists = [block for block in blocks if isinstance(block, Linear)]
     G = [(block.G, block.h) for block in lists if block.G is not None]
     A = [(block.A, block.b) for block in lists if block.A is not None]
-    A += [(_row(a, n, like), b) for a, b in equations]
-    return (Linear(n, lower, upper, *_stacked(G, like), *_stacked(A, like)),)
+    A += [(_row(a, n, like), b) for a, b in equations if like is not None]
+    linear = Linear(n, lower, upper, *_stacked(G), *_stacked(A))
+    return (Met(n, linear, ovals),) if ovals else (linear,)
 
 
 def _some_tensor(blocks: Sequence[Any]) -> Tensor | None:
@@ -111,11 +116,12 @@ def _row(a: Value, n: int, like: Tensor) -> Tensor:  # (..., 1, n)
 
 
 def _stacked(
-    parts: Sequence[tuple[Tensor, Value]], like: Tensor
+    parts: Sequence[tuple[Tensor, Value]]
 ) -> tuple[Tensor | None, Value]:
     """Matrices and their right-hand sides below each other."""
     if len(parts) < 2:
         return parts[0] if parts else (None, 0.0)
+    like = parts[0][0]
     sides = []
     for matrix, side in parts:
         own = torch.as_tensor(side, dtype=like.dtype, device=like.device)
@@ -134,6 +140,6 @@ def _larger(a: Value, b: Value) -> Value:
     return torch.maximum(*both)
 
 
-def _smallest(values: Sequence[Value]) -> Value:
-    found = reduce(_larger, [-value for value in values])
-    return -found
+def _smaller(a: Value, b: Value) -> Value:
+    """The minimum, likewise."""
+    return -_larger(-a, -b)

@@ -107,7 +107,7 @@ class StackedFace(Face):
             if basis is not None:
                 held = own[..., len(face.normals) :]
                 out = out + (held.unsqueeze(-2) @ basis).squeeze(-2)
-                out = out + face.curvature(self._drift(part, face))
+                out = out + face.curvature(_drift(part, self.x))
         return out
 
     def excess(self) -> Tensor:
@@ -118,10 +118,9 @@ class StackedFace(Face):
             if basis is None:
                 found.append(face.excess())
                 continue
-            drift = self._drift(part, face)
             if face.normals:
                 slopes = torch.stack(face.normals, -2)
-                found.append(face.excess() + times(slopes, drift))
+                found.append(face.excess() + times(slopes, _drift(part, x)))
             found.append(times(basis, part.inside(x) - face.pinned()))
         return torch.cat(found, -1)
 
@@ -138,11 +137,6 @@ class StackedFace(Face):
         """By one factorisation."""
         return saddle_system(objective, self, self.mask)
 
-    def _drift(self, part: Seen, face: Face) -> Tensor:
-        """Zero, with the derivative of x − c in the centre c and in x."""
-        at = part.inside(self.x)
-        return at - at.detach()
-
     def _each(self, x: Tensor) -> Any:
         """The faces with another x and the multipliers of this one."""
         counts = [
@@ -155,3 +149,9 @@ class StackedFace(Face):
             if basis is None and not known:
                 face: Any = replace(face, x=part.inside(x), multiplier=own)  # noqa: PLW2901
             yield part, face, basis, own
+
+
+def _drift(part: Seen, x: Tensor) -> Tensor:
+    """Zero, with the derivative of x − c in x and in the centre c."""
+    at = part.inside(x)
+    return at - at.detach()
