@@ -82,9 +82,7 @@ def across(face: Face) -> Tensor | None:  # (B, r, n)
     return (vectors * inside.unsqueeze(-2)).mT[..., n - most :, :]
 
 
-def _held(
-    members: Members, faces: Sequence[Face], x: Tensor, forces: Forces, firm: Tensor
-) -> Held:
+def _held(members: Members, faces: Sequence[Face], x: Tensor, forces: Forces, firm: Tensor) -> Held:
     """By the signs of forces that have a slack added to them, as in `dfwlayer.ops.scale`."""
     program, y = members.program, forces.bounds
     above, below = y + firm * (x - program.upper) > 0, y + firm * (x - program.lower) < 0

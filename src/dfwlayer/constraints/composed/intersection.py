@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.composed.joined import Joined, common_form
-from dfwlayer.constraints.composed.meeting import Meeting, meet, program_of
+from dfwlayer.constraints.composed.meeting import Meeting, Units, meet, program_of
 from dfwlayer.constraints.composed.members import Members
 from dfwlayer.constraints.composed.seen import Seen
 from dfwlayer.constraints.composed.stacked_face import StackedFace
@@ -261,7 +261,7 @@ class Intersection(Constraint):
             noise = torch.maximum(noise, scale.noise.double().amax(-1).reshape(-1))
         return self.stacked(x, found, units, noise)
 
-    def stacked(self, x: Tensor, found: Meeting, units: Tensor, noise: Tensor) -> StackedFace:
+    def stacked(self, x: Tensor, found: Meeting, units: Units, noise: Tensor) -> StackedFace:
         """The face at x (..., n); multipliers below their noise (B,) count as zero."""
         rows, others = self._sorted(x)
         size = noise.reshape(*x.shape[:-1], 1).to(x.dtype)
@@ -279,12 +279,12 @@ class Intersection(Constraint):
                 own.insert(0, torch.zeros_like(x))
         return StackedFace.of(tuple(seen), faces, own, x)
 
-    def _meet(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> tuple[Meeting, Tensor]:
-        """What was found, and the units of the rows (·, m + k)."""
+    def _meet(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> tuple[Meeting, Units]:
+        """What was found, and the units of the rows."""
         rows, others = self._sorted(like)
         with torch.no_grad():
-            lists = () if rows is None else (rows.linear(like),)
-            program, units = program_of(P, q.reshape(-1, like.shape[-1]), lists)
+            listed = None if rows is None else rows.linear(like)
+            program, units = program_of(P, q.reshape(-1, like.shape[-1]), listed)
             members = Members(tuple(Seen.wide(part) for part in others), program)
             return meet(members, most), units
 
@@ -307,7 +307,7 @@ class Intersection(Constraint):
 class _Minimum(Minimum):
     constraint: Intersection
     found: Meeting
-    units: Tensor
+    units: Units
 
     def gap(self, x: Tensor, gradient: Tensor) -> Tensor:
         found = self.found.members.gap(x, gradient, self.found.forces).clamp_min(0)
@@ -317,13 +317,13 @@ class _Minimum(Minimum):
         return self.constraint.stacked(x, self.found, self.units, noise)
 
 
-def _answer(found: Meeting, units: Tensor) -> Answer:
+def _answer(found: Meeting, units: Units) -> Answer:
     """The multipliers of the rows in the units that these were given in."""
-    forces, m = found.forces, found.forces.rows.shape[-1]
-    rows = forces.rows.clamp_min(0) / units[..., :m]
+    forces = found.forces
+    rows = forces.rows.clamp_min(0) / units.rows
     z = torch.cat((rows, forces.bounds.clamp_min(0), (-forces.bounds).clamp_min(0)), -1)
     none = torch.zeros_like(found.empty)
     missed = torch.zeros_like(found.x[:, 0])
-    nu = forces.equations / units[..., m:]
+    nu = forces.equations / units.equations
     known = found.exact, found.empty, none, found.steps, missed
     return Answer(found.x, nu, z, z > 0, *known)

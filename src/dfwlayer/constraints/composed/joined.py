@@ -115,9 +115,7 @@ def _row(a: Value, n: int, like: Tensor) -> Tensor:  # (..., 1, n)
     return full.expand(*full.shape[:-1], n).unsqueeze(-2)
 
 
-def _stacked(
-    parts: Sequence[tuple[Tensor, Value]]
-) -> tuple[Tensor | None, Value]:
+def _stacked(parts: Sequence[tuple[Tensor, Value]]) -> tuple[Tensor | None, Value]:
     """Matrices and their right-hand sides below each other."""
     if len(parts) < 2:
         return parts[0] if parts else (None, 0.0)

@@ -13,7 +13,6 @@ Newton's method on all of them at once has its last digits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,13 +23,14 @@ from dfwlayer.constraints.composed.members import ROUNDING, Forces, Look, Member
 from dfwlayer.linalg.quadratic import Program
 from dfwlayer.ops.rows import or_one
 
-__all__ = ["Meeting", "meet", "program_of"]
+__all__ = ["Meeting", "Units", "meet", "program_of"]
 
-STEPS = 400
+STEPS = 120
 FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
 INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow
 ENOUGH = 1e-4  # of the decrease that a slope promises
-SHORTEST = 2.0**-20
+SHORTEST = 2.0**-16  # step of a line search
+PATIENCE = 4  # steps that do not lead down, after which rounding is all that is left
 CLOSE = 1e-2  # distance of the members, relative, at which their faces are first tried
 NEAR = 1e-9  # the same at which ρ is large enough
 APART = 1e-7  # what a proof of emptiness may be off by, relative to what it proves
@@ -59,6 +59,9 @@ class _State(NamedTuple):
     look: Look
     flat: Tensor  # (B,), whether f may not bend
     size: Tensor  # (B,), of x
+    stuck: Tensor  # (B,), steps after which φ did not fall
+    turns: Tensor  # (B,), how often forces have followed
+    due: Tensor  # (B,), the turn at which the faces are tried next
 
     def some(self, kept: Tensor) -> _State:
         """Of the problems at these positions."""
@@ -72,6 +75,7 @@ class _State(NamedTuple):
             Look(look.points[:, kept], look.forces.some(kept), *(p[kept] for p in look[2:])),
             self.flat[kept],
             self.size[kept],
+            *(part[kept] for part in self[-3:]),
         )
 
 
@@ -86,23 +90,26 @@ def meet(members: Members, most: int) -> Meeting:
     state = _start(members)
     best = Meeting(state.x, state.forces, none, crossed, steps, members)
     for _ in range(min(most, STEPS)):
-        left = ~(best.exact | best.empty)[state.index]
+        left = ~(best.exact | best.empty)[state.index] & (state.stuck < PATIENCE)
         if not bool(left.all()):
+            best = _put(state, best)
             if not bool(left.any()):
-                break
+                return best
             state = state.some(left.nonzero().squeeze(-1))
         best = best._replace(steps=best.steps.index_add(0, state.index, one[: len(state.index)]))
         state, best = _follow(state, best)
         state = _stepped(state, (best.exact | best.empty)[state.index])
-    rest = ~(best.exact | best.empty)[state.index]
-    if bool(rest.any()):
-        kept = rest.nonzero().squeeze(-1)
-        index = state.index[kept]
-        best = best._replace(
-            x=best.x.index_copy(0, index, state.x[kept]),
-            forces=best.forces.put(index, state.look.forces.some(kept)),
-        )
-    return best
+    return _put(state, best)
+
+
+def _put(state: _State, best: Meeting) -> Meeting:
+    """With the points that are not known to be optimal as they are now."""
+    kept = (~(best.exact | best.empty)[state.index]).nonzero().squeeze(-1)
+    index = state.index[kept]
+    return best._replace(
+        x=best.x.index_copy(0, index, state.x[kept]),
+        forces=best.forces.put(index, state.look.forces.some(kept)),
+    )
 
 
 def _start(members: Members) -> _State:
@@ -127,7 +134,8 @@ def _start(members: Members) -> _State:
     forces = members.none()
     look = members.look(x, forces, rho)
     index = torch.arange(len(q), device=q.device)
-    return _State(index, members, forces, rho, x, look, flat, size)
+    none = torch.zeros_like(index)
+    return _State(index, members, forces, rho, x, look, flat, size, none, none, none)
 
 
 def _extent(members: Members, x: Tensor) -> Tensor:  # (B,)
@@ -151,7 +159,9 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
     if not bool(ready.any()):
         return state, best
     size = torch.maximum(extent, look.forces.largest() / rho) + 1e-300
-    near = ready & (look.missed <= CLOSE * size)
+    near = ready & (look.missed <= CLOSE * size) & (state.turns >= state.due)
+    turns = state.turns + ready
+    due = torch.where(near, turns + turns // 2, state.due)
     if bool(near.any()):
         kept = near.nonzero().squeeze(-1)
         part = state if bool(near.all()) else state.some(kept)
@@ -170,7 +180,10 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
     grown = torch.where(ready & (look.missed > NEAR * size), GROWTH * rho, rho).unsqueeze(-1)
     grown = torch.minimum(grown, torch.maximum(state.rho, _cap(state)))
     again = state.members.look(state.x, forces, grown)
-    return state._replace(forces=forces, rho=grown, look=again), best
+    # faces that did not serve where nothing is missed will not serve later
+    stuck = state.stuck + (near & (look.missed <= ROUNDING * size)) * (PATIENCE // 2)
+    changes = {"rho": grown, "look": again, "turns": turns, "due": due, "stuck": stuck}
+    return state._replace(forces=forces, **changes), best
 
 
 def _cap(state: _State) -> Tensor:
@@ -195,11 +208,11 @@ def _stepped(state: _State, done: Tensor) -> _State:
     trial = members.look(x, state.forces, rho)
     fits = done | (trial.value <= look.value + ENOUGH * length * fall + rounding)
     while not bool((fits | (length <= SHORTEST)).all()):
-        length = torch.where(fits, length, 0.5 * length)
+        length = torch.where(fits, length, 0.25 * length)
         x = state.x + length.unsqueeze(-1) * way
         trial = members.look(x, state.forces, rho)
         fits = fits | (trial.value <= look.value + ENOUGH * length * fall + rounding)
-    return state._replace(x=x, look=trial)
+    return state._replace(x=x, look=trial, stuck=torch.where(fits, state.stuck, state.stuck + 1))
 
 
 def _proof(state: _State, asked: Tensor, best: Meeting) -> Meeting:
@@ -222,20 +235,26 @@ def _proof(state: _State, asked: Tensor, best: Meeting) -> Meeting:
     )
 
 
-def program_of(P: Tensor, q: Tensor, lists: Sequence[Program]) -> tuple[Program, Tensor]:
-    """The rows of a polyhedron, if there is one, in units of length one, and these units (·, m)."""
-    n = q.shape[-1]
-    blank = q.new_zeros(1, 0, n)
-    endless = torch.full_like(q, torch.inf)
-    none = q[:, :0]
-    if not lists:
-        return Program(P, q, blank, none, blank, none, -endless, endless), none[:1]
-    program = lists[0]._replace(P=P, q=q)
-    length, width = or_one(program.G.norm(dim=-1)), or_one(program.A.norm(dim=-1))
-    program = program._replace(
-        G=program.G / length.unsqueeze(-1),
-        h=program.h / length,
-        A=program.A / width.unsqueeze(-1),
-        b=program.b / width,
+class Units(NamedTuple):
+    """Lengths of the rows that were given."""
+
+    rows: Tensor  # (·, m)
+    equations: Tensor  # (·, k)
+
+
+def program_of(P: Tensor, q: Tensor, rows: Program | None) -> tuple[Program, Units]:
+    """f over the rows of a polyhedron, if there is one, which get the length one."""
+    if rows is None:
+        blank, none = q.new_zeros(1, 0, q.shape[-1]), q[:, :0]
+        endless = torch.full_like(q, torch.inf)
+        return Program(P, q, blank, none, blank, none, -endless, endless), Units(none, none)
+    units = Units(or_one(rows.G.norm(dim=-1)), or_one(rows.A.norm(dim=-1)))
+    program = rows._replace(
+        P=P,
+        q=q,
+        G=rows.G / units.rows.unsqueeze(-1),
+        h=rows.h / units.rows,
+        A=rows.A / units.equations.unsqueeze(-1),
+        b=rows.b / units.equations,
     )
-    return program, torch.cat((length, width), -1)
+    return program, units

@@ -149,9 +149,7 @@ class Members:
         push = look.forces.sets / rho
         noise = ROUNDING * (look.points.abs() + push.abs()).amax((0, -1), keepdim=False)
         scale = Scale(torch.ones_like(noise)[:, None], noise[:, None])
-        return [
-            part.face(look.points[i], -push[i], scale) for i, part in enumerate(self.sets)
-        ]
+        return [part.face(look.points[i], -push[i], scale) for i, part in enumerate(self.sets)]
 
     def bend(self, look: Look, rho: Tensor) -> Bend:
         """The second derivative of the penalty at a point."""

@@ -147,8 +147,10 @@ class StackedFace(Face):
         for part, face, basis, own in zip(self.sets, self.faces, self.bases, each, strict=True):
             known = x is self.origin and part.centre is None
             if basis is None and not known:
-                face: Any = replace(face, x=part.inside(x), multiplier=own)  # noqa: PLW2901
-            yield part, face, basis, own
+                moved: Any = face
+                yield part, replace(moved, x=part.inside(x), multiplier=own), basis, own
+            else:
+                yield part, face, basis, own
 
 
 def _drift(part: Seen, x: Tensor) -> Tensor:

@@ -43,9 +43,13 @@ class HalfSpace(LinearSet):
         given = self.normal if isinstance(self.normal, Tensor) else self.level
         if not isinstance(given, Tensor):
             return None
-        a = torch.as_tensor(self.normal, dtype=given.dtype, device=given.device)
+        a, b = (
+            torch.as_tensor(part, dtype=given.dtype, device=given.device)
+            for part in (self.normal, self.level)
+        )
         row = a.expand(*a.shape[:-1], n).unsqueeze(-2)
-        return (Linear(n, -math.inf, math.inf, row, total(self.level), None, 0.0),)
+        b = torch.where(torch.isfinite(b.detach()), b, torch.nan)  # a row without a limit is none
+        return (Linear(n, -math.inf, math.inf, row, total(b), None, 0.0),)
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """z − a (⟨a, z⟩ − b)₊ / ⟨a, a⟩."""

@@ -1,9 +1,9 @@
 """Polyhedra within ellipsoids, by one quadratic program over rows after the other.
 
-With h_j(x) = ½ (‖W_j (x − c_j)‖² − t_j²) ≤ 0 and multipliers μ_j a solution satisfies, beside what
-the rows ask for, P x + q + Σ μ_j M_j (x − c_j) = 0 with M_j = W_jᵀW_j. Newton's method for that, with
-a multiplier that may be zero for each row, is the program with P + Σ μ_j M_j in place of P, whose
-rows have the tangent planes of the ellipsoids among them.
+With h_j(x) = ½ (‖W_j (x − c_j)‖² − t_j²) ≤ 0 and multipliers μ_j a solution satisfies, but for the
+forces of the rows, P x + q + Σ μ_j M_j (x − c_j) = 0 with M_j = W_jᵀW_j. A step of Newton's method is
+the program with P + Σ μ_j M_j in place of P, whose rows have the tangent planes of the ellipsoids
+among them; their multipliers are the next μ_j.
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ class Ovals:
                 np.maximum(((x - centre.centre) * _times(square, x - centre.centre)).sum(-1), 0.0)
             )
             gap += last * (span + centre.radius[:, 0])
-            small = (np.abs(rest) <= CLEAR * ROUNDING * DOUBLE * size.max(-1, keepdims=True)).all(-1)
+            small = (np.abs(rest) <= CLEAR * ROUNDING * DOUBLE * size.max(-1, keepdims=True)).all(
+                -1
+            )
             out.values[1] = np.maximum(gap, 0.0)
             proven = out.values[1] <= tol * np.maximum(np.abs(out.values[0]), 1e-300)
         solved = out.codes[0] == outcome.SOLVED
