@@ -79,7 +79,8 @@ def across(face: Face) -> Tensor | None:  # (B, r, n)
     values, vectors = torch.linalg.eigh(eye - 0.5 * (R + R.mT))
     inside = values > 0.5
     most = int(inside.sum(-1).amax())
-    return (vectors * inside.unsqueeze(-2)).mT[..., n - most :, :]
+    basis: Tensor = (vectors * inside.unsqueeze(-2)).mT[..., n - most :, :]
+    return basis
 
 
 def _held(members: Members, faces: Sequence[Face], x: Tensor, forces: Forces, firm: Tensor) -> Held:

@@ -33,11 +33,10 @@ LONG = 10**6
 class Intersection(Constraint):
     """S_1 ∩ … ∩ S_m, of sets of the library over the same variable.
 
-    Where all are polyhedra without an ℓ1 norm (`Polyhedron`, `Box`, `Simplex`, `CappedSimplex`, …)
-    they become one `Polyhedron`. Otherwise each takes part with its own projection and faces; sets
-    whose faces are not aligned with the axes, such as balls of matrices, then end with the few
-    digits that alternating projections give, and the gap says how many. Where the sets have no
-    point in common the problem ends with status INFEASIBLE, and x is NaN.
+    Bounds, rows and equations become one polyhedron, also within ℓ2 balls and ellipsoids; other
+    sets take part with their projections and faces (`dfwlayer.constraints.composed.meeting`). A
+    `PlaneCut` is the intersection with one `Hyperplane`. Where the sets have no point in common
+    the problem ends with status INFEASIBLE, and x is NaN.
 
     The default method is then "sqp".
 

@@ -83,8 +83,10 @@ def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Blo
     ovals = tuple(oval for block in blocks if (oval := as_oval(block)) is not None)
     if len(flat) + len(lists) + len(ovals) < len(blocks):
         return None
-    lower = reduce(_larger, [block.lower for block in (*flat, *lists)], -math.inf)
-    upper = reduce(_smaller, [block.upper for block in (*flat, *lists)], math.inf)
+    bounded: list[Flat | Linear] = [*flat, *lists]
+    ends: tuple[Value, Value] = (-math.inf, math.inf)
+    lower = reduce(_larger, [block.lower for block in bounded], ends[0])
+    upper = reduce(_smaller, [block.upper for block in bounded], ends[1])
     budgets = [block for block in flat if block.weight is not None]
     equations = tuple(equation for block in flat for equation in block.equations)
     if len(flat) == len(blocks) and len(budgets) < 2 and len(budgets) + len(equations) <= MOST:

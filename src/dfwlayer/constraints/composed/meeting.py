@@ -51,7 +51,7 @@ class Meeting(NamedTuple):
 class _State(NamedTuple):
     """Where the problems that are left stand."""
 
-    index: Tensor  # which ones these are
+    places: Tensor  # which ones these are
     members: Members
     forces: Forces  # y
     rho: Tensor  # (B, 1)
@@ -67,7 +67,7 @@ class _State(NamedTuple):
         """Of the problems at these positions."""
         look = self.look
         return _State(
-            self.index[kept],
+            self.places[kept],
             self.members.some(kept),
             self.forces.some(kept),
             self.rho[kept],
@@ -90,22 +90,22 @@ def meet(members: Members, most: int) -> Meeting:
     state = _start(members)
     best = Meeting(state.x, state.forces, none, crossed, steps, members)
     for _ in range(min(most, STEPS)):
-        left = ~(best.exact | best.empty)[state.index] & (state.stuck < PATIENCE)
+        left = ~(best.exact | best.empty)[state.places] & (state.stuck < PATIENCE)
         if not bool(left.all()):
             best = _put(state, best)
             if not bool(left.any()):
                 return best
             state = state.some(left.nonzero().squeeze(-1))
-        best = best._replace(steps=best.steps.index_add(0, state.index, one[: len(state.index)]))
+        best = best._replace(steps=best.steps.index_add(0, state.places, one[: len(state.places)]))
         state, best = _follow(state, best)
-        state = _stepped(state, (best.exact | best.empty)[state.index])
+        state = _stepped(state, (best.exact | best.empty)[state.places])
     return _put(state, best)
 
 
 def _put(state: _State, best: Meeting) -> Meeting:
     """With the points that are not known to be optimal as they are now."""
-    kept = (~(best.exact | best.empty)[state.index]).nonzero().squeeze(-1)
-    index = state.index[kept]
+    kept = (~(best.exact | best.empty)[state.places]).nonzero().squeeze(-1)
+    index = state.places[kept]
     return best._replace(
         x=best.x.index_copy(0, index, state.x[kept]),
         forces=best.forces.put(index, state.look.forces.some(kept)),
@@ -155,7 +155,7 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
     terms = program.absolute().gradient(state.x.abs()).amax(-1) + look.forces.largest()
     terms = terms + rho * extent
     ready = steep <= torch.maximum(INEXACT * rho * look.missed, ROUNDING * terms)
-    ready = ready & ~(best.exact | best.empty)[state.index]
+    ready = ready & ~(best.exact | best.empty)[state.places]
     if not bool(ready.any()):
         return state, best
     size = torch.maximum(extent, look.forces.largest() / rho) + 1e-300
@@ -166,7 +166,7 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
         kept = near.nonzero().squeeze(-1)
         part = state if bool(near.all()) else state.some(kept)
         found = in_contact(part.members, part.x, part.look.points, part.look.forces)
-        index = part.index
+        index = part.places
         mask = found.exact.unsqueeze(-1)
         best = best._replace(
             x=best.x.index_copy(0, index, torch.where(mask, found.x, best.x[index])),
@@ -175,15 +175,15 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
             ),
             exact=best.exact.index_copy(0, index, found.exact),
         )
-    best = _proof(state, ready & ~best.exact[state.index], best)
+    best = _proof(state, ready & ~best.exact[state.places], best)
     forces = look.forces.chosen(ready, state.forces)
     grown = torch.where(ready & (look.missed > NEAR * size), GROWTH * rho, rho).unsqueeze(-1)
     grown = torch.minimum(grown, torch.maximum(state.rho, _cap(state)))
     again = state.members.look(state.x, forces, grown)
     # faces that did not serve where nothing is missed will not serve later
     stuck = state.stuck + (near & (look.missed <= ROUNDING * size)) * (PATIENCE // 2)
-    changes = {"rho": grown, "look": again, "turns": turns, "due": due, "stuck": stuck}
-    return state._replace(forces=forces, **changes), best
+    state = state._replace(forces=forces, rho=grown, look=again)
+    return state._replace(turns=turns, due=due, stuck=stuck), best
 
 
 def _cap(state: _State) -> Tensor:
@@ -228,7 +228,7 @@ def _proof(state: _State, asked: Tensor, best: Meeting) -> Meeting:
     d = d._replace(rows=d.rows.clamp_min(0))
     most = members.gap(zero, zero, d)
     empty = most < -APART * members.terms(zero, zero, d)
-    index = part.index
+    index = part.places
     return best._replace(
         empty=best.empty.index_copy(0, index, empty),
         forces=best.forces.put(index, d.chosen(empty, best.forces.some(index))),

@@ -180,7 +180,8 @@ class Members:
             eye = torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)
             first = inverse * slope
             share = torch.linalg.solve(eye + V.mT @ leaned, times(V.mT, first).unsqueeze(-1))
-            return (leaned @ share).squeeze(-1) - first
+            found: Tensor = (leaned @ share).squeeze(-1) - first
+            return found
         H = torch.baddbmm(self.program.P.expand(len(slope), -1, -1), V, V.mT)
         if dense is not None:
             H = H + dense
@@ -270,7 +271,8 @@ def _halved(across: Tensor, N: Tensor) -> Tensor:  # (B, k, n)
     values, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
     usable = values > 1e-12 * values.amax(-1, keepdim=True) if values.shape[-1] else values > 0
     share = torch.where(usable, or_one(values).rsqrt(), 0)
-    return share.unsqueeze(-1) * (vectors.mT @ across)
+    halved: Tensor = share.unsqueeze(-1) * (vectors.mT @ across)
+    return halved
 
 
 def rows_of(face: Face) -> Tensor:  # (B, m, n)

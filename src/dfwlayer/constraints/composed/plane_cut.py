@@ -55,6 +55,8 @@ Base = Box | CappedSimplex | KSparse | L1Box | Simplex
 class PlaneCut(Built, PolyhedralSet):
     """{x ∈ S : ⟨a, x⟩ = b}, such as a budget Σ x_i = 1 on top of a limit ‖x‖₁ ≤ t.
 
+    It is `Intersection(S, Hyperplane(a, b))` with a projection by a formula, for large problems.
+
     With a multiplier μ for the equation everything is a question to S: the projection is that of
     z − μa, the vertex a mix of two for g + μa, and μ is found by a search in one dimension.
 

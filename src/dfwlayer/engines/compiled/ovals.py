@@ -1,9 +1,9 @@
 """Polyhedra within ellipsoids, by one quadratic program over rows after the other.
 
 With h_j(x) = ½ (‖W_j (x − c_j)‖² − t_j²) ≤ 0 and multipliers μ_j a solution satisfies, but for the
-forces of the rows, P x + q + Σ μ_j M_j (x − c_j) = 0 with M_j = W_jᵀW_j. A step of Newton's method is
-the program with P + Σ μ_j M_j in place of P, whose rows have the tangent planes of the ellipsoids
-among them; their multipliers are the next μ_j.
+forces of the rows, P x + q + Σ μ_j M_j (x − c_j) = 0 with M_j = W_jᵀW_j. A step of Newton's method
+is the program with P + Σ μ_j M_j in place of P, whose rows have the planes that touch the ellipsoids
+next to x among them; their multipliers are the next μ_j.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Ovals:
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, count = start.shape[1], len(self.ovals)
         P, q = _matrix(objective[0], n), stretched(objective[1], batch, n)
-        first = self._rows_below(np.zeros((batch, n)), np.arange(batch), np.zeros(count))
+        first = self._rows_below(None, np.arange(batch), n)
         nothing = np.empty((1, 0, n)), np.empty((1, 0))
         out = first.search((P, q, *nothing), start, PROGRAM, batch)
         k, m = self.base.E.shape[1], self.base.G.shape[1]
@@ -86,7 +86,7 @@ class Ovals:
         for _ in range(STEPS):
             if not len(going):
                 break
-            planes = self._rows_below(x[going], going, None)
+            planes = self._rows_below(x[going], going, n)
             bent, pull = stretched(_some(P, going), len(going), n, n), q[going]
             for j, oval in enumerate(self.ovals):
                 part, own = oval.some(going), mu[going, j, None]
@@ -110,9 +110,9 @@ class Ovals:
         self._judge(P, q, out, mu, limits[1])
         return out
 
-    def _rows_below(self, x: Array, index: Array, level: Array | None) -> Polyhedra:
-        """The rows, and the planes that touch the ellipsoids next to x; without ``level``."""
-        base, batch, n = self.base, len(x), x.shape[1]
+    def _rows_below(self, x: Array | None, index: Array, n: int) -> Polyhedra:
+        """The rows, and below them planes that touch the ellipsoids next to x; none without x."""
+        base, batch = self.base, len(index)
         G = _some(base.G, index)
         h = _some(base.h, index)
         rows = np.empty((batch, G.shape[1] + len(self.ovals), n))
@@ -120,7 +120,7 @@ class Ovals:
         rows[:, : G.shape[1]], sides[:, : G.shape[1]] = G, h
         for j, oval in enumerate(self.ovals, G.shape[1]):
             part = oval.some(index)
-            if level is not None:
+            if x is None:
                 rows[:, j], sides[:, j] = 0.0, 1.0
                 continue
             normal = _times(part.square, _on(part, x))
@@ -187,7 +187,7 @@ class Ovals:
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         n, every = v.shape[1], np.arange(len(v))
-        planes = self._rows_below(found.x, every, None)
+        planes = self._rows_below(found.x, every, n)
         bent = stretched(_matrix(P, n), len(v), n, n)
         for j, oval in enumerate(self.ovals):
             bent += self._forces(found)[:, j, None, None] * oval.square
