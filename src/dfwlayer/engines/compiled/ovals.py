@@ -2,8 +2,8 @@
 
 With h_j(x) = ½ (‖W_j (x − c_j)‖² − t_j²) ≤ 0 and multipliers μ_j a solution satisfies, but for the
 forces of the rows, P x + q + Σ μ_j M_j (x − c_j) = 0 with M_j = W_jᵀW_j. A step of Newton's method
-is the program with P + Σ μ_j M_j in place of P, whose rows have the planes that touch the ellipsoids
-next to x among them; their multipliers are the next μ_j.
+is the program with P + Σ μ_j M_j in place of P, among whose rows are the planes that touch the
+ellipsoids next to x; their multipliers are the next μ_j.
 """
 
 from __future__ import annotations
