@@ -12,7 +12,20 @@ from torch.nn.functional import pad
 
 from dfwlayer.constraints.parameters import Value
 
-__all__ = ["Block", "Flat", "Linear", "Power", "Region", "Round", "multiplied", "total"]
+__all__ = [
+    "Block",
+    "Flat",
+    "Linear",
+    "Met",
+    "Oval",
+    "Power",
+    "Region",
+    "Round",
+    "as_oval",
+    "multiplied",
+    "oval_around",
+    "total",
+]
 
 
 class Flat(NamedTuple):
@@ -58,7 +71,40 @@ class Linear(NamedTuple):
     b: Value  # a number, (k,) or (B, k)
 
 
-Block = Flat | Round | Power | Linear
+class Oval(NamedTuple):
+    """{x : ‖W (x − c)‖₂ ≤ t} for n coordinates, as it was given."""
+
+    n: int
+    weight: Value  # W, (m, n) or (B, m, n), or its diagonal, a number, (n,) or (B, n)
+    centre: Value  # c, a number, (n,) or (B, n)
+    radius: Value  # t, a number, (1,) or (B, 1)
+    full: bool = False  # W is more than a diagonal
+
+
+class Met(NamedTuple):
+    """The points of rows and bounds that are in some ellipsoids, for n coordinates."""
+
+    n: int
+    linear: Linear
+    ovals: tuple[Oval, ...]
+
+
+Block = Flat | Round | Power | Linear | Oval | Met
+
+
+def as_oval(block: Block) -> Oval | None:
+    """An ellipsoid, or a ball as one."""
+    if isinstance(block, Round):
+        return Oval(block.n, block.weight, 0.0, block.radius)
+    return block if isinstance(block, Oval) else None
+
+
+def oval_around(form: Sequence[Block] | None, centre: Value) -> Sequence[Oval] | None:
+    """The normal form of a ball, or an ellipsoid, with a centre; None for other sets."""
+    oval = None if form is None or len(form) > 1 else as_oval(form[0])
+    if oval is None or isinstance(oval.centre, Tensor) or oval.centre != 0:
+        return None
+    return (oval._replace(centre=centre),)
 
 
 def total(value: Value) -> Value:

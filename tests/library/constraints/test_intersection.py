@@ -84,7 +84,7 @@ def test_it_is_one_polyhedron_where_that_is_all():
     bound = dfw.Intersection(dfw.Box(0.0, 1.0), dfw.Simplex(1.0)).bind(
         (3,), F64, torch.device("cpu")
     )
-    assert type(bound).__name__ == "Polyhedron"
+    assert type(bound.as_polyhedron(torch.zeros(3, dtype=F64))).__name__ == "Polyhedron"
     P, q = torch.eye(3, dtype=F64), torch.tensor([-3.0, 0.5, -2.5], dtype=F64)
     together = dfw.solve(dfw.Quadratic(P, q), dfw.Intersection(dfw.Box(0.0, 1.0), dfw.Simplex(1.0)))
     alone = dfw.solve(dfw.Quadratic(P, q), dfw.Simplex(1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -16,6 +17,7 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainEllipsoid
+from dfwlayer.constraints.region import Oval, total
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.matrices import times
 from dfwlayer.ops.rows import dot, norm, or_one
@@ -71,6 +73,14 @@ class Ellipsoid(Ball):
                 f"{tuple(self.A.shape)}"
             )
         return super().bind(shape, dtype, device)
+
+    def is_plain(self, like: Tensor) -> bool:
+        """And that A has as many columns as the variable has entries."""
+        return super().is_plain(like) and self.A.shape[-1] == like.shape[-1]
+
+    def normal_form(self, n: int) -> Sequence[Oval]:
+        """The same as it was given."""
+        return (Oval(n, self.A, 0.0, total(self.radius), full=True),)
 
     def check_values(self) -> Tensor | None:
         """An A of full rank."""

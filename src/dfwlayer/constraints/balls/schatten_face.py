@@ -122,7 +122,9 @@ class SchattenFace(Face):
 
 
 def _spanned(left: Tensor, across: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """U·across + down·Vᵀ, in one pass over the result."""
+    """U·across + down·Vᵀ, in one pass over the result; the two may be those of many directions."""
+    lead = down.shape[:-2]
+    left, right = (part.expand(*lead, *part.shape[-2:]) for part in (left, right))
     return torch.cat((left, down), -1) @ torch.cat((across, right.mT), -2)
 
 

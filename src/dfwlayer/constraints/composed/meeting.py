@@ -1,334 +1,260 @@
-"""Where several sets meet: the minimiser of a quadratic function over their intersection.
+"""The least value of a quadratic function on the points that several sets have in common.
 
-Each set has a copy x_i of the variable, and a force y_i that holds it. Steps of alternating
-directions (Boyd et al., 2011) bring the copies together,
+An augmented Lagrangian (Rockafellar, 1976), whose minimisers semismooth Newton steps find (Li, Sun
+and Toh, 2018). With the distance d_i to the member S_i,
 
-    x = argmin ½ xᵀPx + qᵀx + Σ ρ/2 ‖x − x_i + y_i/ρ‖²,
-    x_i = the projection of x + y_i/ρ onto S_i,   y_i ← y_i + ρ (x − x_i),
+    φ(x) = f(x) + Σ_i ρ/2 d_i(x + y_i/ρ)²,
 
-until the faces on which the copies lie are those of the solution. Newton's method on all these
-faces together then finds x and the multipliers to rounding.
+is convex and has the gradient ∇f + Σ_i ŷ_i, ŷ_i = ρ (x + y_i/ρ − Proj_i(x + y_i/ρ)), and what a
+face knows is the derivative of the projection that ends on it. Rows of a polyhedron are members of
+their own. Forces y_i ← ŷ_i follow, ρ grows, and as soon as the faces are those of the solution,
+Newton's method on all of them at once has its last digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.linalg.quadratic import Saddle
-from dfwlayer.ops.matrices import times
-from dfwlayer.ops.rows import column, or_one
-from dfwlayer.ops.scale import Scale
+from dfwlayer.constraints.composed.contact import in_contact
+from dfwlayer.constraints.composed.members import ROUNDING, Forces, Look, Members
+from dfwlayer.linalg.quadratic import Program
+from dfwlayer.ops.rows import or_one
 
-__all__ = ["Meeting", "Seen", "gap_of", "meet"]
+__all__ = ["Meeting", "Units", "meet", "program_of"]
 
-STEPS = 5000  # of alternating directions
-RELAXED = 1.6
-NEWTON = 12  # steps on the faces
-CLOSE = 1e-2  # distance of the copies, relative, at which their faces are first tried
+STEPS = 120
+FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
+INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow
+ENOUGH = 1e-4  # of the decrease that a slope promises
+SHORTEST = 2.0**-16  # step of a line search
+PATIENCE = 4  # steps that do not lead down, after which rounding is all that is left
+CLOSE = 1e-2  # distance of the members, relative, at which their faces are first tried
+NEAR = 1e-9  # the same at which ρ is large enough
 APART = 1e-7  # what a proof of emptiness may be off by, relative to what it proves
-ROUNDING = 256 * torch.finfo(torch.float64).eps
-
-
-class Seen(NamedTuple):
-    """A bound set {x : x − c ∈ S}, c (n,) or (B, n), asked for points x."""
-
-    inner: Constraint  # S
-    centre: Tensor | None  # c
-
-    @classmethod
-    def of(cls, part: Constraint) -> Seen:
-        """Of a bound set, around its centre if it has one."""
-        centre: Tensor | None = None
-        while (found := part.centred()) is not None:
-            part, own = found
-            centre = own if centre is None else centre + own
-        return cls(part, centre)
-
-    def inside(self, x: Tensor) -> Tensor:
-        """x − c."""
-        return x if self.centre is None else x - self.centre
-
-    def outside(self, y: Tensor) -> Tensor:
-        """c + y."""
-        return y if self.centre is None else y + self.centre
-
-    def project(self, z: Tensor) -> Tensor:
-        """The point nearest to z."""
-        return self.outside(self.inner.project(self.inside(z)))
-
-    def retract(self, x: Tensor) -> Tensor:
-        """A point next to x."""
-        return self.outside(self.inner.retract(self.inside(x)))
-
-    def vertex(self, g: Tensor) -> Tensor:
-        """The minimiser of ⟨g, s⟩."""
-        return self.outside(self.inner.vertex(g))
-
-    def lowest(self, g: Tensor) -> Tensor:
-        """min ⟨g, s⟩, −∞ where the set is open in a direction in which that falls."""
-        low = self.inner.lowest(g)
-        endless = self.inner.open_ended(g)
-        if endless is not None:
-            low = torch.where((endless & (g != 0)).any(-1), -torch.inf, low)
-        return low if self.centre is None else low + (g * self.centre).sum(-1)
-
-    def is_bounded(self, n: int) -> bool:
-        """Whether every linear function has a least value on the set."""
-        return bool(torch.isfinite(self.inner.diameter(n)).all())
-
-    def violation(self, x: Tensor) -> Tensor:
-        """How far x is outside."""
-        return self.inner.violation(self.inside(x))
-
-    def face(self, x: Tensor, g: Tensor, scale: Scale | None) -> Face:
-        """That of S at x − c."""
-        return self.inner.face(self.inside(x), g, scale)
+FLAT = 1e-2  # of the size of x, what a step is at most where f does not bend
 
 
 class Meeting(NamedTuple):
     """What was found of B problems; vectors are in double precision."""
 
     x: Tensor  # (B, n)
-    forces: tuple[Tensor, ...]  # y_i (B, n), in the normal cone of S_i at x; −∇f is their sum
+    forces: Forces
     exact: Tensor  # (B,)
     empty: Tensor  # (B,)
     steps: Tensor  # (B,)
+    members: Members
 
 
-def meet(sets: Sequence[Seen], P: Tensor, q: Tensor, most: int) -> Meeting:
-    """Minimise ½ xᵀPx + qᵀx, P (·, n, n) and q (B, n), over the intersection of bound sets."""
-    count = len(sets)
-    eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    rho = _first(P, q)
-    copies = torch.stack([part.project(torch.zeros_like(q)) for part in sets])
-    x, y = copies.mean(0), torch.zeros_like(copies)
-    best = Meeting(
-        x,
-        tuple(y),
-        torch.zeros_like(q[:, 0], dtype=torch.bool),
-        torch.zeros_like(q[:, 0], dtype=torch.bool),
-        torch.zeros_like(q[:, 0], dtype=torch.long),
-    )
-    inverse = torch.linalg.inv(P + count * rho * eye)
-    tried = 8
-    for step in range(1, min(most, STEPS) + 1):
-        x = times(inverse, -q + (rho[:, 0] * copies - y).sum(0))
-        mixed = RELAXED * x + (1 - RELAXED) * copies
-        before, forces = copies, y
-        copies = torch.stack(
-            [part.project(mixed[i] + y[i] / rho[:, 0]) for i, part in enumerate(sets)]
+class _State(NamedTuple):
+    """Where the problems that are left stand."""
+
+    places: Tensor  # which ones these are
+    members: Members
+    forces: Forces  # y
+    rho: Tensor  # (B, 1)
+    x: Tensor
+    look: Look
+    flat: Tensor  # (B,), whether f may not bend
+    size: Tensor  # (B,), of x
+    stuck: Tensor  # (B,), steps after which φ did not fall
+    turns: Tensor  # (B,), how often forces have followed
+    due: Tensor  # (B,), the turn at which the faces are tried next
+
+    def some(self, kept: Tensor) -> _State:
+        """Of the problems at these positions."""
+        look = self.look
+        return _State(
+            self.places[kept],
+            self.members.some(kept),
+            self.forces.some(kept),
+            self.rho[kept],
+            self.x[kept],
+            Look(look.points[:, kept], look.forces.some(kept), *(p[kept] for p in look[2:])),
+            self.flat[kept],
+            self.size[kept],
+            *(part[kept] for part in self[-3:]),
         )
-        y = y + rho[:, 0] * (mixed - copies)
-        done = best.exact | best.empty
-        best = best._replace(steps=best.steps + ~done)
-        # x may be zero; the way that the forces have held it back is not
-        size = copies.abs().amax((0, -1)) + (y / rho[:, 0]).abs().amax((0, -1)) + 1e-300
-        primal = (x - copies).abs().amax((0, -1)) / size
-        dual = (rho[:, 0] * (copies - before)).sum(0).abs().amax(-1)
-        scale = y.abs().amax((0, -1)) + times(P, x).abs().amax(-1) + q.abs().amax(-1) + 1e-300
-        dual = dual / scale
-        if step == tried or step == min(most, STEPS):
-            tried = tried * 3 // 2
-            near = ~done & (torch.maximum(primal, dual) < CLOSE)
-            best = _newton(sets, P, q, copies, y, near, best)
-            best = _proof(sets, y - forces, ~(best.exact | best.empty), best)
-            if bool((best.exact | best.empty).all()):
-                break
-            best = best._replace(
-                x=torch.where(best.exact.unsqueeze(-1), best.x, copies.mean(0)),
-                forces=tuple(
-                    torch.where((best.exact | best.empty).unsqueeze(-1), old, new)
-                    for old, new in zip(best.forces, y, strict=True)
-                ),
-            )
-            # forces that lag behind want a larger ρ, copies that do a smaller one
-            ratio = (primal / or_one(dual)).clamp(1e-2, 1e2).sqrt()
-            ratio = torch.where((ratio > 2) | (ratio < 0.5), ratio, 1)[:, None, None]
-            if bool((ratio != 1).any()):
-                rho = (rho * ratio).clamp(1e-12, 1e12)
-                inverse = torch.linalg.inv(P + count * rho * eye)
-    return best
 
 
-def _first(P: Tensor, q: Tensor) -> Tensor:  # (B, 1, 1)
-    """A ρ of the size of the curvature, or, where there is none, of the slope."""
-    bend = P.diagonal(dim1=-2, dim2=-1).mean(-1)
+def meet(members: Members, most: int) -> Meeting:
+    """Minimise f over the members."""
+    program = members.program
+    q = program.q
+    crossed = (program.lower > program.upper).any(-1)
+    none = torch.zeros_like(q[:, 0], dtype=torch.bool)
+    steps = torch.zeros_like(q[:, 0], dtype=torch.long)
+    one = torch.ones_like(steps)
+    state = _start(members)
+    best = Meeting(state.x, state.forces, none, crossed, steps, members)
+    for _ in range(min(most, STEPS)):
+        left = ~(best.exact | best.empty)[state.places] & (state.stuck < PATIENCE)
+        if not bool(left.all()):
+            best = _put(state, best)
+            if not bool(left.any()):
+                return best
+            state = state.some(left.nonzero().squeeze(-1))
+        best = best._replace(steps=best.steps.index_add(0, state.places, one[: len(state.places)]))
+        state, best = _follow(state, best)
+        state = _stepped(state, (best.exact | best.empty)[state.places])
+    return _put(state, best)
+
+
+def _put(state: _State, best: Meeting) -> Meeting:
+    """With the points that are not known to be optimal as they are now."""
+    kept = (~(best.exact | best.empty)[state.places]).nonzero().squeeze(-1)
+    index = state.places[kept]
+    return best._replace(
+        x=best.x.index_copy(0, index, state.x[kept]),
+        forces=best.forces.put(index, state.look.forces.some(kept)),
+    )
+
+
+def _start(members: Members) -> _State:
+    program = members.program
+    q = program.q
+    x = members.clipped(torch.zeros_like(q))
+    if members.sets:
+        x = torch.stack([x, *(part.project(x) for part in members.sets)]).mean(0)
+    size = _extent(members, x)
+    P = program.P
+    own = P.diagonal(dim1=-2, dim2=-1)
+    bend = own.mean(-1).expand(len(q))
     slope = q.abs().amax(-1)
-    rho = torch.where(bend > 1e-12 * slope, bend, torch.where(slope > 0, slope, 1))
-    return rho[:, None, None]
+    some = torch.where(slope > 0, slope / size, 1)
+    unit = torch.where(bend > 1e-12 * some, bend, some)
+    if members.diagonal is not None:
+        flat = (own.amin(-1) <= 1e-8 * bend).expand(len(q))
+    else:
+        shift = torch.diag_embed((1e-8 * own.mean(-1, keepdim=True)).expand_as(own))
+        flat = (torch.linalg.cholesky_ex(P - shift)[1] > 0).expand(len(q))
+    rho = (FIRST * unit).unsqueeze(-1)
+    forces = members.none()
+    look = members.look(x, forces, rho)
+    index = torch.arange(len(q), device=q.device)
+    none = torch.zeros_like(index)
+    return _State(index, members, forces, rho, x, look, flat, size, none, none, none)
 
 
-def _faces(
-    sets: Sequence[Seen], P: Tensor, q: Tensor, x: Sequence[Tensor], y: Sequence[Tensor]
-) -> list[Face]:
-    """The face of each set at its point, given the force with which it holds it."""
-    curvature = P.diagonal(dim1=-2, dim2=-1).expand_as(q)
-    terms = curvature * x[0].abs() + q.abs()
-    scale = Scale(curvature, ROUNDING * terms.amax(-1, keepdim=True).expand_as(q))
-    return [part.face(at, -force, scale) for part, at, force in zip(sets, x, y, strict=True)]
+def _extent(members: Members, x: Tensor) -> Tensor:  # (B,)
+    """How large x may be: no more than the smallest member, if one is bounded."""
+    sizes = [part.inner.diameter(members.n).expand(len(x)) for part in members.sets]
+    sizes.append((members.program.upper - members.program.lower).norm(dim=-1))
+    least = torch.stack(sizes).amin(0)
+    return torch.where(torch.isfinite(least) & (least > 0), least, x.abs().amax(-1) + 1)
 
 
-def _newton(
-    sets: Sequence[Seen],
-    P: Tensor,
-    q: Tensor,
-    copies: Tensor,
-    y: Tensor,
-    near: Tensor,
-    best: Meeting,
-) -> Meeting:
-    """Newton's method for the conditions of optimality on the faces of the copies."""
-    if not bool(near.any()):
+def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
+    """Let forces follow where φ is about minimal, and try the faces there."""
+    look, rho = state.look, state.rho.squeeze(-1)
+    program = state.members.program
+    steep = look.slope.abs().amax(-1)
+    extent = state.x.abs().amax(-1)
+    terms = program.absolute().gradient(state.x.abs()).amax(-1) + look.forces.largest()
+    terms = terms + rho * extent
+    ready = steep <= torch.maximum(INEXACT * rho * look.missed, ROUNDING * terms)
+    ready = ready & ~(best.exact | best.empty)[state.places]
+    if not bool(ready.any()):
+        return state, best
+    size = torch.maximum(extent, look.forces.largest() / rho) + 1e-300
+    near = ready & (look.missed <= CLOSE * size) & (state.turns >= state.due)
+    turns = state.turns + ready
+    due = torch.where(near, turns + turns // 2, state.due)
+    if bool(near.any()):
+        kept = near.nonzero().squeeze(-1)
+        part = state if bool(near.all()) else state.some(kept)
+        found = in_contact(part.members, part.x, part.look.points, part.look.forces)
+        index = part.places
+        mask = found.exact.unsqueeze(-1)
+        best = best._replace(
+            x=best.x.index_copy(0, index, torch.where(mask, found.x, best.x[index])),
+            forces=best.forces.put(
+                index, found.forces.chosen(found.exact, best.forces.some(index))
+            ),
+            exact=best.exact.index_copy(0, index, found.exact),
+        )
+    best = _proof(state, ready & ~best.exact[state.places], best)
+    forces = look.forces.chosen(ready, state.forces)
+    grown = torch.where(ready & (look.missed > NEAR * size), GROWTH * rho, rho).unsqueeze(-1)
+    grown = torch.minimum(grown, torch.maximum(state.rho, _cap(state)))
+    again = state.members.look(state.x, forces, grown)
+    # faces that did not serve where nothing is missed will not serve later
+    stuck = state.stuck + (near & (look.missed <= ROUNDING * size)) * (PATIENCE // 2)
+    state = state._replace(forces=forces, rho=grown, look=again)
+    return state._replace(turns=turns, due=due, stuck=stuck), best
+
+
+def _cap(state: _State) -> Tensor:
+    """The largest ρ."""
+    bend = state.members.program.P.diagonal(dim1=-2, dim2=-1).mean(-1).expand(len(state.x))
+    slope = state.members.program.q.abs().amax(-1) / or_one(state.size)
+    return (LAST * torch.maximum(bend, slope)).unsqueeze(-1)
+
+
+def _stepped(state: _State, done: Tensor) -> _State:
+    """One Newton step, as long as φ falls."""
+    members, look, rho = state.members, state.look, state.rho
+    steep = look.slope.abs().amax(-1)
+    ridge = torch.where(state.flat, steep / (FLAT * state.size), 0)
+    mean = members.program.P.diagonal(dim1=-2, dim2=-1).mean(-1)
+    ridge = (ridge + 1e-13 * (mean + rho.squeeze(-1))).unsqueeze(-1)
+    way = members.newton(members.bend(look, rho), look.slope, ridge)
+    fall = (look.slope * way).sum(-1)
+    rounding = ROUNDING * (look.value.abs() + (look.slope * way).abs().sum(-1))
+    length = torch.ones_like(fall)
+    x = state.x + way
+    trial = members.look(x, state.forces, rho)
+    fits = done | (trial.value <= look.value + ENOUGH * length * fall + rounding)
+    while not bool((fits | (length <= SHORTEST)).all()):
+        length = torch.where(fits, length, 0.25 * length)
+        x = state.x + length.unsqueeze(-1) * way
+        trial = members.look(x, state.forces, rho)
+        fits = fits | (trial.value <= look.value + ENOUGH * length * fall + rounding)
+    return state._replace(x=x, look=trial, stuck=torch.where(fits, state.stuck, state.stuck + 1))
+
+
+def _proof(state: _State, asked: Tensor, best: Meeting) -> Meeting:
+    """Whether the forces that still grow pull the members apart: Σ d_i = 0, Σ max ⟨d_i, s⟩ < 0."""
+    if not bool(asked.any()):
         return best
-    points, forces = list(copies), list(y)
-    x = copies.mean(0)
-    for _ in range(NEWTON):
-        faces = _faces(sets, P, q, points, forces)
-        if any(face.free is None for face in faces):
-            return best  # its directions are not coordinates
-        free, pinned = _together(sets, faces, x)
-        rows = [_normals(face) for face in faces]
-        N = torch.cat(rows, -2)
-        at = torch.where(free, x, pinned)
-        bend = sum((_bend(face) for face in faces), P.expand(len(q), *P.shape[-2:]))
-        seen = zip(sets, faces, rows, strict=True)
-        excess = [_missed(face, part.inside(at), own) for part, face, own in seen]
-        gradient = times(P, at) + q
-        # at the multipliers of the faces, which Newton's method would only change
-        given = torch.cat([column(face.multiplier, face.x) for face in faces], -1)
-        saddle = Saddle.of(bend, N, free)
-        u, change = saddle.solve(-gradient - times(N.mT, given), -torch.cat(excess, -1))
-        x = at + u
-        multipliers = given + change
-        sizes = [own.shape[-2] for own in rows]
-        along = [
-            times(own.mT, part)
-            for own, part in zip(rows, torch.split(multipliers, sizes, -1), strict=True)
-        ]
-        forces = split_of(faces, along, times(P, x) + q)
-        points = [part.retract(x) for part in sets]
-        moved = u.abs().amax(-1)
-        if bool((moved[near] <= ROUNDING * (x.abs().amax(-1)[near] + 1e-300)).all()):
-            break
-    return _accepted(sets, P, q, x, forces, near, best)
-
-
-def _accepted(
-    sets: Sequence[Seen],
-    P: Tensor,
-    q: Tensor,
-    x: Tensor,
-    forces: Sequence[Tensor],
-    near: Tensor,
-    best: Meeting,
-) -> Meeting:
-    """Take a point that is in all sets and at which the forces prove that it is optimal."""
-    gradient = times(P, x) + q
-    gap = gap_of(sets, x, gradient, forces)
-    size = times(P.abs(), x.abs()) + q.abs() + sum(force.abs() for force in forces)
-    reach = x.abs() + sum(
-        (part.vertex(-force) - x).abs() for part, force in zip(sets, forces, strict=True)
-    )
-    rounding = ROUNDING * (size * reach).sum(-1)
-    inside = torch.ones_like(near)
-    for part in sets:
-        allowed = ROUNDING * (x.abs().amax(-1) + 1e-300)
-        inside = inside & (part.violation(x) <= allowed)
-    exact = near & inside & (gap <= rounding)
-    mask = exact.unsqueeze(-1)
+    kept = asked.nonzero().squeeze(-1)
+    part = state.some(kept)
+    change = part.look.forces.minus(part.forces)
+    members, zero = part.members, torch.zeros_like(part.x)
+    size = change.largest().clamp_min(1e-300).unsqueeze(-1)
+    d = change.times(1 / size)
+    d = d._replace(rows=d.rows.clamp_min(0))
+    most = members.gap(zero, zero, d)
+    empty = most < -APART * members.terms(zero, zero, d)
+    index = part.places
     return best._replace(
-        x=torch.where(mask, x, best.x),
-        forces=tuple(
-            torch.where(mask, new, old) for new, old in zip(forces, best.forces, strict=True)
-        ),
-        exact=best.exact | exact,
+        empty=best.empty.index_copy(0, index, empty),
+        forces=best.forces.put(index, d.chosen(empty, best.forces.some(index))),
     )
 
 
-def gap_of(sets: Sequence[Seen], x: Tensor, gradient: Tensor, forces: Sequence[Tensor]) -> Tensor:
-    """f(x) − f* ≤ Σ ⟨g_i, x⟩ − min ⟨g_i, s⟩ over S_i, for any g_i that add up to the gradient.
+class Units(NamedTuple):
+    """Lengths of the rows that were given."""
 
-    What the forces leave of it is for a set that is bounded, if there is one.
-    """
-    rest = gradient + sum(forces)
-    gap = torch.zeros_like(x[..., 0])
-    bounded = (i for i, part in enumerate(sets) if part.is_bounded(x.shape[-1]))
-    carrier = next(bounded, 0)
-    for i, (part, force) in enumerate(zip(sets, forces, strict=True)):
-        own = rest - force if i == carrier else -force
-        gap = gap + ((own * x).sum(-1) - part.lowest(own))
-    return gap
+    rows: Tensor  # (·, m)
+    equations: Tensor  # (·, k)
 
 
-def split_of(faces: Sequence[Face], along: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
-    """Forces y_i that add up to −∇f on the coordinates that some set holds.
-
-    ``along`` are those of the normals; what is left on a coordinate that is pinned is the force of
-    the first set that pins it.
-    """
-    rest = -(gradient + sum(along))
-    forces = []
-    for face, part in zip(faces, along, strict=True):
-        assert face.free is not None
-        own = torch.where(face.free, 0, rest)
-        rest = rest - own
-        forces.append(part + own)
-    return forces
-
-
-def _together(sets: Sequence[Seen], faces: Sequence[Face], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The coordinates that no set pins, and the values of the others."""
-    free, pinned = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x)
-    for part, face in zip(sets, faces, strict=True):
-        assert face.free is not None
-        pinned = torch.where(free & ~face.free, part.outside(face.x), pinned)
-        free = free & face.free
-    return free, pinned
-
-
-def _normals(face: Face) -> Tensor:  # (B, m, n)
-    """All the normals, with the parts on coordinates that only this set frees."""
-    if not face.normals:
-        return face.x.new_zeros(len(face.x), 0, face.x.shape[-1])
-    return torch.stack(face.normals, -2)
-
-
-def _missed(face: Face, at: Tensor, normals: Tensor) -> Tensor:  # (B, m)
-    """By how much the active constraints are missed at a point next to that of the face."""
-    return face.excess().detach() + times(normals, at - face.x)
-
-
-def _bend(face: Face) -> Tensor:
-    """C (B, n, n)."""
-    n = face.x.shape[-1]
-    if not face.bends:
-        return face.x.new_zeros(len(face.x), n, n)
-    eye = torch.eye(n, dtype=face.x.dtype, device=face.x.device)
-    return torch.stack([face.curvature(unit.expand_as(face.x)) for unit in eye], -1)
-
-
-def _proof(sets: Sequence[Seen], change: Tensor, open_ended: Tensor, best: Meeting) -> Meeting:
-    """Whether the forces that still grow pull the sets apart: Σ d_i = 0 and Σ max ⟨d_i, s⟩ < 0."""
-    if not bool(open_ended.any()):
-        return best
-    d = change - change.mean(0)
-    size = d.abs().amax((0, -1)).clamp_min(1e-300)
-    d = d / size[:, None]
-    most = torch.zeros_like(best.x[:, 0])
-    terms = torch.zeros_like(most)
-    for part, own in zip(sets, d, strict=True):
-        low = part.lowest(-own)
-        most, terms = most - low, terms + low.abs()
-    empty = open_ended & (most < -APART * terms)
-    return best._replace(
-        empty=best.empty | empty,
-        forces=tuple(
-            torch.where(empty.unsqueeze(-1), own, old)
-            for own, old in zip(d, best.forces, strict=True)
-        ),
+def program_of(P: Tensor, q: Tensor, rows: Program | None) -> tuple[Program, Units]:
+    """f over the rows of a polyhedron, if there is one, which get the length one."""
+    if rows is None:
+        blank, none = q.new_zeros(1, 0, q.shape[-1]), q[:, :0]
+        endless = torch.full_like(q, torch.inf)
+        return Program(P, q, blank, none, blank, none, -endless, endless), Units(none, none)
+    units = Units(or_one(rows.G.norm(dim=-1)), or_one(rows.A.norm(dim=-1)))
+    program = rows._replace(
+        P=P,
+        q=q,
+        G=rows.G / units.rows.unsqueeze(-1),
+        h=rows.h / units.rows,
+        A=rows.A / units.equations.unsqueeze(-1),
+        b=rows.b / units.equations,
     )
+    return program, units

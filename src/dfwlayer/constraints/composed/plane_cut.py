@@ -13,6 +13,7 @@ from dfwlayer.constraints.balls.disc import Disc
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.composed.built import Built
+from dfwlayer.constraints.composed.joined import common_form
 from dfwlayer.constraints.composed.plane_dual import mixed, plane_dual
 from dfwlayer.constraints.composed.plane_limits import level_fault, vertex_limits, within_reach
 from dfwlayer.constraints.parameters import (
@@ -23,6 +24,7 @@ from dfwlayer.constraints.parameters import (
     number,
     tensor_of,
 )
+from dfwlayer.constraints.polyhedra.affine import plane_form
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse
 from dfwlayer.constraints.polyhedra.knapsack import (
@@ -36,7 +38,7 @@ from dfwlayer.constraints.polyhedra.l1_box import L1Box
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
-from dfwlayer.constraints.region import Flat, total
+from dfwlayer.constraints.region import Block
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, or_one, quotient, settled
@@ -52,6 +54,8 @@ Base = Box | CappedSimplex | KSparse | L1Box | Simplex
 @dataclass(frozen=True)
 class PlaneCut(Built, PolyhedralSet):
     """{x ∈ S : ⟨a, x⟩ = b}, such as a budget Σ x_i = 1 on top of a limit ‖x‖₁ ≤ t.
+
+    It is `Intersection(S, Hyperplane(a, b))` with a projection by a formula, for large problems.
 
     With a multiplier μ for the equation everything is a question to S: the projection is that of
     z − μa, the vertex a mix of two for g + μa, and μ is found by a search in one dimension.
@@ -102,11 +106,9 @@ class PlaneCut(Built, PolyhedralSet):
         equation = Equation(as_entries(self.normal, like), as_column(self.level, like))
         return facets._replace(equations=(*facets.equations, equation))
 
-    def normal_form(self, n: int) -> Sequence[Flat]:
-        """That of S with one more equation."""
-        (form,) = self.base.normal_form(n)
-        equation = self.normal, total(self.level)
-        return (form._replace(equations=(*form.equations, equation)),)
+    def normal_form(self, n: int) -> Sequence[Block] | None:
+        """That of the `Intersection` of S and a `Hyperplane`."""
+        return common_form([self.base.normal_form(n), plane_form(n, self.normal, self.level)], n)
 
     def check_values(self) -> Tensor | None:
         """A level that ⟨a, x⟩ takes on S."""

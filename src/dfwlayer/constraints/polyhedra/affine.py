@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -13,9 +15,10 @@ from dfwlayer.constraints.parameters import Value, entries, matrix, number, tens
 from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormula
 from dfwlayer.constraints.plain.rows import onto_rows
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, check_rows, rows_bound
+from dfwlayer.constraints.region import Flat, Linear, total
 from dfwlayer.ops.rows import or_one
 
-__all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative"]
+__all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative", "plane_form"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,19 @@ class HalfSpace(LinearSet):
         """One row of G."""
         A, b, _, _ = super().rows_of(like)
         return A, b, *_row(self.normal, self.level)
+
+    def normal_form(self, n: int) -> Sequence[Linear] | None:
+        """One row, None where its dtype is not known."""
+        given = self.normal if isinstance(self.normal, Tensor) else self.level
+        if not isinstance(given, Tensor):
+            return None
+        a, b = (
+            torch.as_tensor(part, dtype=given.dtype, device=given.device)
+            for part in (self.normal, self.level)
+        )
+        row = a.expand(*a.shape[:-1], n).unsqueeze(-2)
+        b = torch.where(torch.isfinite(b.detach()), b, torch.nan)  # a row without a limit is none
+        return (Linear(n, -math.inf, math.inf, row, total(b), None, 0.0),)
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `formula`."""
@@ -68,6 +84,10 @@ class Hyperplane(LinearSet):
         """One row of A."""
         _, _, G, h = super().rows_of(like)
         return *_row(self.normal, self.level), G, h
+
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """An equation."""
+        return plane_form(n, self.normal, self.level)
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """See `formula`."""
@@ -114,6 +134,14 @@ class AffineSet(LinearSet):
         b = tensor_of(self.b).detach()
         return PlainAffine(self.A.detach(), self._inverse, b)
 
+    def is_plain(self, like: Tensor) -> bool:
+        """And that rows have as many entries as the variable."""
+        return super().is_plain(like) and self.A.shape[-1] == like.shape[-1]
+
+    def normal_form(self, n: int) -> Sequence[Linear]:
+        """The equations."""
+        return (Linear(n, -math.inf, math.inf, None, 0.0, self.A, self.b),)
+
     @measured
     def _inverse(self) -> Tensor:
         """A⁺, in double precision."""
@@ -135,6 +163,10 @@ class NonNegative(LinearSet):
         """0 and ∞."""
         return like.new_zeros(()), like.new_full((), torch.inf)
 
+    def normal_form(self, n: int) -> Sequence[Flat]:
+        """The bounds."""
+        return (Flat(n, 0.0, math.inf),)
+
     def scaled(self, factor: Tensor) -> Self:
         """The set itself, which is a cone."""
         return self
@@ -146,6 +178,11 @@ class NonNegative(LinearSet):
     def plain(self, *, fixed: bool = True) -> Plain:
         """A bound."""
         return PlainFlat(0.0, torch.inf, None, 0.0, ())
+
+
+def plane_form(n: int, normal: Value, level: Value) -> Sequence[Flat]:
+    """The normal form of {x : ⟨a, x⟩ = b}, of which a and b are given as they were."""
+    return (Flat(n, -math.inf, math.inf, equations=((normal, total(level)),)),)
 
 
 def _row(normal: Value, level: Value) -> tuple[Tensor, Tensor]:  # (..., 1, n) and (..., 1)

@@ -163,10 +163,16 @@ def _gathered(rows: Tensor, force: Tensor) -> Tensor:  # (·, m, n), (..., m) ->
     return SparseMatrix.of(rows).adjoint(tracked_entries(rows), force)
 
 
-def saddle_system(objective: Objective, face: Face) -> FaceSystem | None:
-    """The system on a face by one factorisation, None where the Hessian cannot be written down."""
+def saddle_system(
+    objective: Objective, face: Face, free: Tensor | None = None
+) -> FaceSystem | None:
+    """The system on a face by one factorisation, None where the Hessian cannot be written down.
+
+    ``free`` is the mask of a face that pins other directions by its normals.
+    """
     x = face.x
-    if x.numel() == 0 or face.free is None:
+    free = face.free if free is None else free
+    if x.numel() == 0 or free is None:
         return None
     n = x.shape[-1]
     hessian = torch.eye(n, dtype=torch.float64, device=x.device).unsqueeze(0)
@@ -176,10 +182,15 @@ def saddle_system(objective: Objective, face: Face) -> FaceSystem | None:
             return None
         hessian = model.dense().matrix.detach().reshape(-1, n, n)
     if face.bends:
-        eye = torch.eye(n, dtype=x.dtype, device=x.device)
-        bend = torch.stack([face.curvature(unit.expand_as(x)) for unit in eye], -1)
-        hessian = hessian + bend.detach().double().reshape(-1, n, n)
-    return _SaddleSystem(objective, face, x, hessian)
+        bend = face.curvature_diagonal()
+        if bend is None:
+            eye = torch.eye(n, dtype=x.dtype, device=x.device)
+            units = eye.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
+            full = face.curvature(units).movedim(0, -1)
+        else:
+            full = torch.diag_embed(bend)
+        hessian = hessian + full.detach().double().reshape(-1, n, n)
+    return _SaddleSystem(objective, face, x, hessian, free)
 
 
 class _Solved(FaceSystem):
@@ -207,6 +218,7 @@ class _SaddleSystem(_Solved):
     """By one dense factor."""
 
     matrix: Tensor  # ∇²f + C in double precision, (1, n, n) or (B, n, n)
+    free: Tensor  # (..., n)
 
     @cached_property
     def _saddle(self) -> Saddle:
@@ -216,8 +228,7 @@ class _SaddleSystem(_Solved):
             if self.face.normals
             else self.x[..., None, :][..., :0, :]
         )
-        assert self.face.free is not None
-        free = self.face.free.reshape(-1, n)
+        free = self.free.reshape(-1, n)
         return Saddle.of(self.matrix, N.double().reshape(len(free), N.shape[-2], n), free)
 
     def _solved(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Block, Flat, Linear, Round
+from dfwlayer.constraints.region import Block, Flat, Linear, Met, Oval, Round
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
 from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, search, table
+from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
 from dfwlayer.engines.compiled.threads import spread
@@ -208,6 +209,10 @@ def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
     """Blocks in normal form as arrays, None where they are not for compiled code."""
     if isinstance(form[0], Linear):
         return polyhedra_of(form[0], n, batch) if len(form) == 1 else None
+    if isinstance(form[0], Met):
+        return ovals_of(form[0], n, batch) if len(form) == 1 else None
+    if isinstance(form[0], Oval):
+        return None
     if not isinstance(form[0], Flat):
         weight, radius = form[0].weight, form[0].radius
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):

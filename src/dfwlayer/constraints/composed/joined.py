@@ -1,0 +1,145 @@
+"""What sets have in common that are lists of rows and bounds: one list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import Value
+from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
+from dfwlayer.constraints.region import Block, Flat, Linear, Met, as_oval
+
+__all__ = ["Joined", "common_form"]
+
+MOST = 2  # budgets and equations of one normal form
+
+
+@dataclass(frozen=True)
+class Joined(LinearSet):
+    """The points that bound sets of rows have in common, from the tensors of these."""
+
+    parts: tuple[Constraint, ...]
+
+    def rows_of(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Those of all."""
+        lists = [part.rows_of(like) for part in self._lists(like)]
+        A, b, G, h = (list(parts) for parts in zip(*lists, strict=True))
+        return _below(A, 2), _below(b, 1), _below(G, 2), _below(h, 1)
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The narrower ones."""
+        both = [part.bounds(like) for part in self._lists(like)]
+        lower = reduce(torch.maximum, [low for low, _ in both])
+        return lower, reduce(torch.minimum, [high for _, high in both])
+
+    def _lists(self, like: Tensor) -> list[LinearSet]:
+        lists = [part.as_polyhedron(like) for part in self.parts]
+        assert all(isinstance(part, LinearSet) for part in lists)
+        return lists  # type: ignore[return-value]
+
+    def blank(self, n: int) -> Tensor:
+        """Like that of the first part."""
+        return self.parts[0].blank(n)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None of its own."""
+        return {}
+
+    def _within(
+        self, ask: Callable[[Constraint], Constraint | None], values: dict[str, Tensor]
+    ) -> Self | None:
+        parts = [ask(part) for part in self.parts]
+        return None if any(part is None for part in parts) else self.changed(parts=tuple(parts))
+
+
+def _below(parts: Sequence[Tensor], kind: int) -> Tensor:
+    """Rows (m, n), or their totals (m,), below each other, shared or not."""
+    some = [part for part in parts if part.shape[-kind]] or [parts[0]]
+    sizes = {len(part) for part in some if part.dim() > kind}
+    if not sizes:
+        return torch.cat(some, -kind)
+    wide = [part.expand(max(sizes), *part.shape[-kind:]) for part in some]
+    return torch.cat(wide, -kind)
+
+
+def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Block] | None:
+    """The normal form of what sets over the same coordinates have in common, None without one.
+
+    That is bounds, with a budget and equations, two of them at most; or bounds and rows, also
+    within ellipsoids, and no budget.
+    """
+    blocks = [form[0] for form in forms if form is not None and len(form) == 1]
+    if len(blocks) < len(forms):
+        return None
+    flat = [block for block in blocks if isinstance(block, Flat)]
+    lists = [block for block in blocks if isinstance(block, Linear)]
+    ovals = tuple(oval for block in blocks if (oval := as_oval(block)) is not None)
+    if len(flat) + len(lists) + len(ovals) < len(blocks):
+        return None
+    bounded: list[Flat | Linear] = [*flat, *lists]
+    ends: tuple[Value, Value] = (-math.inf, math.inf)
+    lower = reduce(_larger, [block.lower for block in bounded], ends[0])
+    upper = reduce(_smaller, [block.upper for block in bounded], ends[1])
+    budgets = [block for block in flat if block.weight is not None]
+    equations = tuple(equation for block in flat for equation in block.equations)
+    if len(flat) == len(blocks) and len(budgets) < 2 and len(budgets) + len(equations) <= MOST:
+        weight, radius = (budgets[0].weight, budgets[0].radius) if budgets else (None, 0.0)
+        return (Flat(n, lower, upper, weight, radius, equations),)
+    like = _some_tensor(blocks)
+    if budgets or (like is None and equations):
+        return None
+    G = [(block.G, block.h) for block in lists if block.G is not None]
+    A = [(block.A, block.b) for block in lists if block.A is not None]
+    A += [(_row(a, n, like), b) for a, b in equations if like is not None]
+    linear = Linear(n, lower, upper, *_stacked(G), *_stacked(A))
+    return (Met(n, linear, ovals),) if ovals else (linear,)
+
+
+def _some_tensor(blocks: Sequence[Any]) -> Tensor | None:
+    """One of which dtype and device are those of all."""
+    for block in blocks:
+        nested = [part for pair in getattr(block, "equations", ()) for part in pair]
+        for part in (*block, *nested):
+            if isinstance(part, Tensor):
+                return part
+    return None
+
+
+def _row(a: Value, n: int, like: Tensor) -> Tensor:  # (..., 1, n)
+    full = torch.as_tensor(a, dtype=like.dtype, device=like.device)
+    return full.expand(*full.shape[:-1], n).unsqueeze(-2)
+
+
+def _stacked(parts: Sequence[tuple[Tensor, Value]]) -> tuple[Tensor | None, Value]:
+    """Matrices and their right-hand sides below each other."""
+    if len(parts) < 2:
+        return parts[0] if parts else (None, 0.0)
+    like = parts[0][0]
+    sides = []
+    for matrix, side in parts:
+        own = torch.as_tensor(side, dtype=like.dtype, device=like.device)
+        sides.append(own.expand(*own.shape[:-1], matrix.shape[-2]))
+    return _below([matrix for matrix, _ in parts], 2), _below(sides, 1)
+
+
+def _larger(a: Value, b: Value) -> Value:
+    """The maximum of bounds, either of them a number, (1,), (n,) or (B, n)."""
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return max(a, b)
+    if -math.inf in (one for one in (a, b) if not isinstance(one, Tensor)):
+        return a if isinstance(a, Tensor) else b
+    like = a if isinstance(a, Tensor) else b
+    both = (torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in (a, b))  # type: ignore[union-attr]
+    return torch.maximum(*both)
+
+
+def _smaller(a: Value, b: Value) -> Value:
+    """The minimum, likewise."""
+    return -_larger(-a, -b)
