@@ -103,10 +103,16 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         found = _minimum(problem, model, walk.x, LONG)
     status = torch.where(walk.stopped, int(Status.STOPPED), _status(found, LONG))
     status = torch.where(walk.going & (status == FLOOR), int(Status.MAX_STEPS), status)
-    # the multipliers are those of the last model, whose minimiser x is to rounding
-    arrived = (found.exact & ~walk.going).unsqueeze(-1)
-    found = found.moved(torch.where(arrived, found.x, walk.x.double().reshape(-1, n)))
-    return _outcome(problem, model, found, x, status, walk.steps, settings)
+    # the last minimiser, if f is not higher there; the multipliers are those of its model
+    there = found.x.to(x.dtype).reshape(x.shape)
+    here, ahead = problem.objective.value(walk.x), problem.objective.value(there)
+    arrived = found.exact & ~walk.going & (ahead <= here).reshape(-1)
+    at = torch.where(arrived.reshape(here.shape).unsqueeze(-1), there, walk.x)
+    status = torch.where(~arrived & (status == FLOOR), int(Status.STALLED), status)
+    wide = torch.where(arrived.unsqueeze(-1), found.x, walk.x.double().reshape(-1, n))
+    # f may bend elsewhere than its model did
+    model = _model(problem, at)
+    return _outcome(problem, model, found.moved(wide), x, status, walk.steps, settings)
 
 
 class _Walk(NamedTuple):
