@@ -131,6 +131,7 @@ def large(seed, n=120, m=80, k=20):
     return program(half.mT @ half, q, G=G, h=h, A=A, b=A @ x, lower=x - 1, upper=x + 1)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("seed", range(3))
 def test_sparse_factors_find_the_same(seed):
     pytest.importorskip("scipy")

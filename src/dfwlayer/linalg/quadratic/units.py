@@ -10,6 +10,7 @@ from dfwlayer.linalg.quadratic.thin import Thin
 
 __all__ = ["in_units"]
 
+FAR = 1e10  # numbers beyond are not of size one, on either side
 PASSES = 12  # of the scaling; the entries are within a factor of two of one another long before
 
 
@@ -40,7 +41,8 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
 def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
     """How large x is in these units, where limits and the minimiser of f agree that it is not one.
 
-    Limits on both sides of one tell nothing. Without limits other than zero it is the minimiser.
+    Limits on both sides of one tell nothing, unless half of them are far from it. Without limits
+    other than zero it is the minimiser.
     """
     limits = torch.cat(
         (
@@ -60,7 +62,12 @@ def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor
     some = told.any(-1, keepdim=True)
     low = torch.minimum(least, far)
     high = torch.where(some, most, torch.where(torch.isfinite(far), far, 1))
-    return torch.where(torch.isfinite(low), torch.ones_like(low).clamp(low, high), 1)
+    size = torch.where(torch.isfinite(low), torch.ones_like(low).clamp(low, high), 1)
+    if not limits.shape[-1]:
+        return size
+    middle = torch.where(told, limits, torch.nan).nanmedian(-1, keepdim=True).values
+    away = (middle < 1 / FAR) | ((middle > FAR) & (far > FAR))
+    return torch.where((size == 1) & away, middle, size)
 
 
 def _root(size: Tensor) -> Tensor:
