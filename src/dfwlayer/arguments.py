@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dfwlayer.ops.tracing import refuse_recording
+from dfwlayer.ops.tracing import may_be_fake, refuse_recording
 
 __all__ = [
     "WIDE",
@@ -26,14 +24,12 @@ __all__ = [
     "common_batch",
     "common_lead",
     "flag_nonfinite",
-    "recorded",
     "shown",
 ]
 
 WIDE = (torch.float32, torch.float64)  # what is solved in
 LONGEST = 60  # characters of a value in a message
 MOST = 2**53  # of an integer, more than anything is counted to
-_here = threading.local()
 
 
 def shown(value: Any) -> str:
@@ -153,19 +149,8 @@ def _check_kind(name: str, value: Any, expected: str) -> None:
         refuse_recording("torch.fx.symbolic_trace")
     if not isinstance(value, Tensor):
         raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value)}")
-    if kind in ("FakeTensor", "FunctionalTensor") and not getattr(_here, "recorded", False):
+    if kind in ("FakeTensor", "FunctionalTensor") and not may_be_fake():
         refuse_recording("fake tensors")
-
-
-@contextmanager
-def recorded() -> Iterator[None]:
-    """Where operations may be recorded, as nothing in here asks a tensor for its values."""
-    before = getattr(_here, "recorded", False)
-    _here.recorded = True
-    try:
-        yield
-    finally:
-        _here.recorded = before
 
 
 def _hint(value: Any) -> str:

@@ -7,6 +7,8 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -18,14 +20,15 @@ from dfwlayer.constraints import LpBall, Polyhedron
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.deploy import DeployedBall, DeployedProgram, DeployedSet
 from dfwlayer.differentiate.transforms import unwrapped
-from dfwlayer.engines.projection import project
+from dfwlayer.engines.projection import project, project_and_back
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
-from dfwlayer.ops.tracing import refuse_recording, uncompiled
+from dfwlayer.ops.tracing import recording, refuse_recording
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
-from dfwlayer.solve import check_settings, check_wish, solve
+from dfwlayer.solve import again, check_settings, check_wish, outline, solve
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature
 
@@ -39,6 +42,7 @@ DEFAULTS = {
     if parameter.kind is parameter.KEYWORD_ONLY and name not in ("x0", "shape", "callback")
 }
 OPTIONS = tuple(DEFAULTS)
+RECORDED = (*OPTIONS, "on_failure")
 
 
 class _Layer(nn.Module):
@@ -98,8 +102,20 @@ class _Layer(nn.Module):
 
     def _solved(self, objective: Objective, constraint: Constraint, **more: Any) -> Solution:
         """By the settings of the layer."""
-        settings = {name: getattr(self, name) for name in OPTIONS}
-        return solve(objective, constraint, **more, **settings)
+        return solve(objective, constraint, **more, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """The settings of `solve`."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def _itself(self) -> Any:
+        """The layer, or what is recorded of it."""
+        if not recording():
+            return self
+        own = {name: getattr(self, name) for name in RECORDED}
+        if isinstance(self, DFWLayer):
+            own["p"] = self.p
+        return _Settings(type(self), own)
 
     def _check(self, solution: Solution) -> None:
         """Do what is to be done about problems that were not solved."""
@@ -187,7 +203,9 @@ class DFWLayer(_Layer):
         centre: Tensor | None = None,  # (n,) or (*batch, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
-        return _solution(self, P, q, weight, radius, centre)
+        if recording() and not isinstance(radius, Tensor):
+            radius = torch.full((), radius, dtype=q.dtype, device=q.device)  # it may change
+        return _ball(self._itself(), P, q, weight, radius, centre)
 
     @property
     def _projects(self) -> bool:
@@ -257,22 +275,25 @@ class SetLayer(_Layer):
         self.constraint = _Held(constraint) if isinstance(constraint, Constraint) else constraint
         self.shape = shape
 
-    @uncompiled
     def forward(self, *problem: Any, **parameters: Any) -> Tensor:
         """The solution for (q), (P, q) or (objective), over the set for these parameters."""
-        solution = self.solve(*problem, **parameters)
-        self._check(solution)
-        return solution.x
+        constraint = self._set(parameters)
+        return _over_set(self._itself(), _objective(problem), constraint, self.shape)
 
     def solve(self, *problem: Any, x0: Tensor | None = None, **parameters: Any) -> Solution:
         """Like forward, with the certificate: the whole `Solution`."""
+        constraint = self._set(parameters)
+        return self._solved(_objective(problem), constraint, x0=x0, shape=self.shape)
+
+    def _set(self, parameters: dict[str, Any]) -> Constraint:
+        """The set for these parameters."""
         constraint = self.constraint(**parameters)
         if not isinstance(constraint, Constraint):
             raise ValueError(
                 "constraint: expected a function that returns a set such as LpBall, it returned "
                 f"{shown(constraint)}"
             )
-        return self._solved(_objective(problem), constraint, x0=x0, shape=self.shape)
+        return constraint
 
     def _deployed(self, steps: int) -> nn.Module:
         held = isinstance(self.constraint, _Held)
@@ -306,7 +327,6 @@ class QPLayer(_Layer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
 
-    @uncompiled
     def forward(
         self,
         Q: Tensor | None,  # (n, n) or (*batch, n, n), None for the identity
@@ -317,9 +337,7 @@ class QPLayer(_Layer):
         b: Tensor | None = None,  # (k,) or (*batch, k)
     ) -> Tensor:
         """The solution, (n,) or (*batch, n)."""
-        solution = self.solve(Q, p, G, h, A, b)
-        self._check(solution)
-        return solution.x
+        return _program(self._itself(), Q, p, G, h, A, b)
 
     def solve(
         self,
@@ -420,23 +438,101 @@ def _renamed(**names: str) -> Iterator[None]:
         raise ValueError(told) from error
 
 
-@uncompiled
-def _solution(
-    layer: DFWLayer,
+@dataclass(frozen=True)
+class _Settings:
+    """A layer as it is recorded: what it is, without the tensors it may hold."""
+
+    kind: type[_Layer]
+    own: dict[str, Any]
+
+    @cached_property
+    def layer(self) -> Any:
+        """One like it, that warns for itself."""
+        made = object.__new__(self.kind)
+        own = {"constraint": None, "shape": None} | self.own
+        nn.Module.__init__(made)
+        vars(made).update(own, _warned=[False])
+        return made
+
+
+def _checked_x(layer: _Layer, solution: Solution) -> Tensor:
+    layer._check(solution)
+    return solution.x
+
+
+def _real(layer: Any) -> Any:
+    return layer.layer if isinstance(layer, _Settings) else layer
+
+
+def _ball_shapes(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
+    ball = LpBall(_real(layer).p, radius, weight, centre=centre)
+    return outline(Quadratic(P, q), ball)[:1]
+
+
+def _ball_again(
+    found: Any, layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any
+) -> Any:
+    own = _real(layer)
+    ball = LpBall(own.p, radius, weight, centre=centre)
+    return again(found, Quadratic(P, q), ball, **own._options())
+
+
+def _ball_direct(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
+    own = _real(layer)
+    if P is not None or centre is not None or not own._projects:
+        return None
+    return project_and_back(q, weight, radius, own.verify)
+
+
+@recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct)
+def _ball(
+    layer: Any,
     P: Tensor | None,
     q: Tensor,
     weight: Tensor | None,
     radius: float | Tensor,
     centre: Tensor | None,
 ) -> Tensor:
-    """The solution, by the shortest way; the compiler leaves all of it alone."""
-    if P is None and centre is None and layer._projects:
-        x = project(q, weight, radius, layer.verify)
+    """The solution, by the shortest way."""
+    own = _real(layer)
+    if P is None and centre is None and own._projects:
+        x = project(q, weight, radius, own.verify)
         if x is not None:
             return x
-    solution = layer.solve(P, q, weight, radius, centre=centre)
-    layer._check(solution)
-    return solution.x
+    return _checked_x(own, own.solve(P, q, weight, radius, centre=centre))
+
+
+def _set_shapes(_: Any, objective: Any, constraint: Any, shape: Any) -> Any:
+    return outline(objective, constraint, shape=shape)[:1]
+
+
+def _set_again(found: Any, layer: Any, objective: Any, constraint: Any, shape: Any) -> Any:
+    return again(found, objective, constraint, shape=shape, **_real(layer)._options())
+
+
+@recordable(shapes=_set_shapes, again=_set_again)
+def _over_set(
+    layer: Any, objective: Objective, constraint: Constraint, shape: tuple[int, ...] | int | None
+) -> Tensor:
+    """The solution over any set."""
+    own = _real(layer)
+    return _checked_x(own, own._solved(objective, constraint, shape=shape))
+
+
+def _program_shapes(_: Any, Q: Any, p: Any, *rows: Any) -> Any:
+    return outline(Quadratic(Q, p), Polyhedron(*map(_unless_empty, rows)))[:1]
+
+
+def _program_again(found: Any, layer: Any, Q: Any, p: Any, *rows: Any) -> Any:
+    parts = Polyhedron(*map(_unless_empty, rows))
+    return again(found, Quadratic(Q, p), parts, **_real(layer)._options())
+
+
+@recordable(shapes=_program_shapes, again=_program_again)
+def _program(layer: Any, *given: Tensor | None) -> Tensor:
+    """The solution of a quadratic program."""
+    own = _real(layer)
+    return _checked_x(own, own.solve(*given))
 
 
 def _failures(status: Tensor) -> dict[Status, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -28,28 +30,77 @@ from dfwlayer.engines.base import (
 )
 from dfwlayer.engines.careful import with_care
 from dfwlayer.engines.elastic import relaxed
-from dfwlayer.engines.mapped import through_transforms
+from dfwlayer.engines.mapped import carried, through_transforms
 from dfwlayer.engines.prices import Origin
-from dfwlayer.engines.shapes import flattened
+from dfwlayer.engines.shapes import flattened, sizes_of
 from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
+from dfwlayer.ops.recorded import recordable
+from dfwlayer.ops.recorded.text import settled
 from dfwlayer.ops.tensors import versions_in
-from dfwlayer.ops.tracing import refuse_capture, uncompiled
+from dfwlayer.ops.tracing import refuse_capture
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
 from dfwlayer.temperature import Temperature, as_temperature
 
-__all__ = ["check_settings", "check_wish", "compile_all", "solve", "warm_up"]
+__all__ = ["again", "check_settings", "check_wish", "compile_all", "outline", "solve", "warm_up"]
 
 MODES = ("implicit", "unroll")
 Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
 PLAIN = (str, float, int, bool, type(None))  # settings that are equal if their values are
 
 
-@uncompiled
+def outline(
+    objective: Objective,
+    constraint: Constraint,
+    *,
+    x0: Tensor | None = None,
+    shape: tuple[int, ...] | int | None = None,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    """The shapes of a solution, from tensors without values."""
+    arguments = _checked(Arguments(objective, constraint, x0, None))
+    lead, variable = sizes_of(arguments, shape)
+    x = torch.empty((*lead, *variable), dtype=objective.dtype, device=objective.device)
+    value, gap = (x.new_empty(lead) for _ in range(2))
+    steps, status = (x.new_empty(lead, dtype=torch.int64) for _ in range(2))
+    return x, value, gap, steps, status
+
+
+def again(found: Sequence[Tensor], *args: Any, **options: Any) -> tuple[Tensor, ...]:
+    """x, and if it is known f there, of such a solve, differentiably and without solving."""
+    given = _bound_arguments(*args, **options)
+    objective, constraint, x0, shape = (
+        given.pop(name) for name in ("objective", "constraint", "x0", "shape")
+    )
+    if given.pop("on_infeasible") != "nan":
+        solution = solve(*args, **options)
+        return (solution.x, solution.value)[: len(found)]
+    arguments = Arguments(objective, constraint, x0, given["step_size"])
+    settings = _settings(tuple(given.values()), constraint.preferred_method)
+    x, value = found[0], found[1] if len(found) > 1 else None
+    flat = flattened(arguments, shape)
+    if flat is None:
+        moved, worth = carried(_solution, arguments, settings, x, value)
+    else:
+        x, value = flat.vectors(x), None if value is None else value.reshape(-1)
+        moved, worth = carried(_solution, flat.arguments, flat.changed(settings), x, value)
+        moved, worth = (
+            moved.reshape(found[0].shape),
+            None if worth is None else worth.reshape(flat.lead),
+        )
+    return (moved, worth)[: len(found)]
+
+
+def parts(solution: Solution) -> tuple[Tensor, ...]:
+    """Those of a solution, x and the value first, which have gradients."""
+    return solution.x, solution.value, solution.gap, solution.num_steps, solution.status
+
+
+@recordable(shapes=outline, again=again, parts=parts, whole=Solution, smooth=2)
 def solve(
     objective: Objective,
     constraint: Constraint,
@@ -117,6 +168,13 @@ def solve(
     if flat is not None:
         return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
     return _cast(arguments, settings, on_infeasible)
+
+
+def _bound_arguments(*args: Any, **options: Any) -> dict[str, Any]:
+    """All arguments of `solve` by name."""
+    given = signature(solve).bind(*args, **options)
+    given.apply_defaults()
+    return given.arguments
 
 
 def warm_up() -> bool:
@@ -255,6 +313,8 @@ def _checked(arguments: Arguments) -> Arguments:
         )
     if x0 is not None:
         check_tensor("x0", x0)
+    if objective.unchecked or constraint.unchecked:
+        return arguments._replace(objective=settled(objective), constraint=settled(constraint))
     return arguments
 
 

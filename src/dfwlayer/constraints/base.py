@@ -22,6 +22,7 @@ from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.tracing import deferred
 
 __all__ = ["Around", "Atoms", "Constraint", "Face", "Recordable", "measured"]
 
@@ -73,12 +74,16 @@ class Constraint(ABC):
     """
 
     bound: ClassVar[bool] = False
+    unchecked: ClassVar[bool] = False  # made while operations were recorded
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
+        if "__post_init__" in vars(cls):
+            cls.__post_init__ = deferred(cls.__post_init__)  # type: ignore[method-assign]
         for name in () if cls.bound else ASKED & vars(cls).keys():
             setattr(cls, name, bound_first(name, vars(cls)[name]))
 
+    @deferred
     def __post_init__(self) -> None:
         for name, about in table(type(self)).items():
             value = about.check(name, getattr(self, name))

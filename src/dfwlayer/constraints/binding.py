@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
+from dfwlayer.ops.recorded.text import settled
+from dfwlayer.ops.tracing import recording
+
 if TYPE_CHECKING:
     from dfwlayer.constraints.base import Constraint
 
@@ -53,6 +56,8 @@ def bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def ask(self: Constraint, *given: Any, **named: Any) -> Any:
         if self.bound:
             return method(self, *given, **named)
+        if self.unchecked and not recording():
+            self = settled(self)
         first = (*given, *named.values())[0]
         like = first if isinstance(first, Tensor) else self.blank(first)
         shape = tuple(like.shape[-self.variable_dims :])

@@ -14,7 +14,6 @@ from torch import Tensor
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
 from dfwlayer.linalg.sparse import check_sparse, stored_entries
 from dfwlayer.ops.rows import in_one_batch, on_host
-from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
 __all__ = [
@@ -234,11 +233,14 @@ def table(cls: type) -> Mapping[str, Parameter]:
 _tables: dict[type, Mapping[str, Parameter]] = {}
 
 
-@uncompiled  # which compilers cannot follow
 def _table(cls: type) -> Mapping[str, Parameter]:
     declared = ((f, f.metadata.get("parameter")) for f in fields(cls))
     found = {f.name: about.with_default(f.default) for f, about in declared if about is not None}
     return _tables.setdefault(cls, found)
+
+
+# for compilers, which cannot follow it; so does torch.compiler.assume_constant_result
+_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def fault(wrong: Tensor, status: Status, message: Callable[[], str]) -> Tensor | None:

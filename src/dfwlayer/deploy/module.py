@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfwlayer.arguments import recorded
 from dfwlayer.constraints import LpBall, Polyhedron
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import table
 from dfwlayer.constraints.plain import Plain
 from dfwlayer.deploy.steps import descended
 from dfwlayer.ops.tensors import filled, tensors_in
+from dfwlayer.ops.tracing import recorded
 
 __all__ = ["DeployedBall", "DeployedProgram", "DeployedSet", "deployed"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Solution
 
-__all__ = ["Call", "Known", "known_at", "through_transforms", "value_at_zero"]
+__all__ = ["Call", "Known", "carried", "known_at", "through_transforms", "value_at_zero"]
 
 Run = Callable[[Arguments, Settings], Solution]
 
@@ -41,11 +41,33 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
     call = (ranks, run, arguments, settings)
     x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
     if differentiable:
-        own, known = level(tensors, ranks), x.detach()
-        # each by itself: where one is asked for the other need not be had
-        (x,) = derived(_Carried(*call), known, *own)
-        (value,) = derived(_Worth(*call), known, value.detach(), *own)
+        x, value = _carried(call, level(tensors, ranks), x.detach(), value.detach())
     return Solution(x, value, gap, num_steps, status)
+
+
+def carried(
+    run: Run, arguments: Arguments, settings: Settings, x: Tensor, value: Tensor | None
+) -> tuple[Tensor, Any]:  # None without a value
+    """A solution that is known, and f there if given, as functions of the arguments."""
+    ranks = ranks_of(*arguments)
+    tensors = tensors_in(arguments, sparse=False)
+    objective, constraint, _, _ = filled(arguments, (t.detach() for t in tensors))
+    check_no_others(objective, constraint, lambda: value_at_zero(objective))
+    return _carried((ranks, run, arguments, settings), level(tensors, ranks), x, value)
+
+
+def _carried(
+    call: tuple[tuple[int, ...] | None, Run, Arguments, Settings],
+    own: list[Tensor],
+    x: Tensor,
+    value: Tensor | None,
+) -> tuple[Tensor, Any]:  # None without a value
+    # each by itself: where one is asked for the other need not be had
+    (moved,) = derived(_Carried(*call), x, *own)
+    if value is None:
+        return moved, None
+    (worth_there,) = derived(_Worth(*call), x, value, *own)
+    return moved, worth_there
 
 
 @dataclass(frozen=True)

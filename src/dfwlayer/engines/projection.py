@@ -13,6 +13,7 @@ a gradient v in x becomes −u in q, ν in t and −sign(w)(λ sign(x) u + ν|x|
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,14 +30,15 @@ from dfwlayer.objectives import Quadratic
 from dfwlayer.ops.kernels import nearest as kernels
 from dfwlayer.ops.kernels.common import take_narrow
 from dfwlayer.ops.tensors import tensors_in
-from dfwlayer.ops.tracing import refuse_capture, uncompiled
+from dfwlayer.ops.tracing import refuse_capture
 
-__all__ = ["project"]
+__all__ = ["project", "project_and_back"]
+
+Pull = Callable[[Tensor, Sequence[bool]], list[Tensor | None]]
 
 DTYPES = (torch.float32, torch.float64)
 
 
-@uncompiled
 def project(
     q: Tensor,  # (n,) or (B, n)
     weight: Tensor | None,  # (n,) or (B, n)
@@ -48,6 +50,43 @@ def project(
     That is for arguments that do not fit together, values that are not finite, and inside of
     transforms; it also has the words for what is wrong.
     """
+    found = _found(q, weight, radius, verify)
+    if found is None:
+        return None
+    nearest, t = found
+    wanted = q.requires_grad or t.requires_grad or (weight is not None and weight.requires_grad)
+    if not (wanted and torch.is_grad_enabled()):
+        return nearest.x
+    x: Tensor = _Project.apply(q, weight, t, nearest)  # type: ignore[no-untyped-call]
+    return x
+
+
+def project_and_back(
+    q: Tensor, weight: Tensor | None, radius: float | Tensor, verify: bool
+) -> tuple[Tensor, Pull] | None:
+    """The same without autograd: the point, and what makes gradients of one in it.
+
+    These are for the tensors among (q, weight, radius), in this order.
+    """
+    found = _found(q, weight, radius, verify)
+    if found is None:
+        return None
+    nearest, _ = found
+    given = [t if isinstance(t, Tensor) else None for t in (q, weight, radius)]
+
+    def pull(v: Tensor, asked: Sequence[bool]) -> list[Tensor | None]:
+        needs = iter(asked)
+        wanted = [t is not None and next(needs) for t in given]
+        pulled = _gradients(nearest, given, wanted, v)
+        return [g for g, t in zip(pulled, given, strict=True) if t is not None]
+
+    return nearest.x, pull
+
+
+def _found(
+    q: Tensor, weight: Tensor | None, radius: float | Tensor, verify: bool
+) -> tuple[_Nearest, Tensor] | None:
+    """The projection, and the radius as a tensor."""
     if not _plain(q, weight, radius) or in_transform((q, weight, radius)):
         return None
     if torch.is_autocast_enabled(q.device.type):
@@ -56,13 +95,7 @@ def project(
         refuse_capture()  # what the kernels found suspicious could not be read
     t = radius if isinstance(radius, Tensor) else q.new_tensor(float(radius))
     nearest = _nearest(q.detach(), weight, t, verify)
-    if nearest is None:
-        return None
-    wanted = q.requires_grad or t.requires_grad or (weight is not None and weight.requires_grad)
-    if not (wanted and torch.is_grad_enabled()):
-        return nearest.x
-    x: Tensor = _Project.apply(q, weight, t, nearest)  # type: ignore[no-untyped-call]
-    return x
+    return None if nearest is None else (nearest, t)
 
 
 def _plain(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
@@ -177,13 +210,18 @@ class _Project(torch.autograd.Function):
         given: tuple[Tensor | None, ...] = ctx.saved_tensors
         if torch.is_grad_enabled() or in_transform(v):
             return *_differentiably(given, asked, ctx.nearest.x, v), None
-        nearest: _Nearest = ctx.nearest
-        gradients = nearest.pullback(v, *asked[1:])
-        shared = (
-            g if g is None or of is None else g.sum_to_size(of.shape)
-            for g, of in zip(gradients, given, strict=True)
-        )
-        return *shared, None
+        return *_gradients(ctx.nearest, given, asked, v), None
+
+
+def _gradients(
+    nearest: _Nearest, given: Sequence[Tensor | None], asked: Sequence[bool], v: Tensor
+) -> list[Tensor | None]:
+    """In q, weight and radius, summed up for what problems share."""
+    pulled = nearest.pullback(v, *asked[1:])
+    return [
+        g if g is None or of is None else g.sum_to_size(of.shape)
+        for g, of in zip(pulled, given, strict=True)
+    ]
 
 
 def _differentiably(

@@ -21,7 +21,7 @@ from dfwlayer.ops.rows import in_one_batch
 from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Progress, Solution
 
-__all__ = ["Flattened", "flattened"]
+__all__ = ["Flattened", "flattened", "sizes_of"]
 
 
 class Flattened(NamedTuple):
@@ -56,6 +56,11 @@ class Flattened(NamedTuple):
             vars(restored)["_origin"] = _Asked(self, solution._origin)
         return restored
 
+    def vectors(self, x: Tensor) -> Tensor:  # (*lead, *shape) -> (B, n)
+        """A solution with the shapes of the call in the form of the arguments."""
+        n = math.prod(self.shape)
+        return x.reshape(-1, n) if self.lead else x.reshape(n)
+
     def _point(self, x: Tensor) -> Tensor:  # (B, n) -> (*lead, *shape)
         return x.reshape(*self.lead, *self.shape)
 
@@ -73,7 +78,7 @@ class _Asked(NamedTuple):
         """With the shapes of the call."""
         lead, shape = self.flat.lead, self.flat.shape
         n = math.prod(shape)
-        found: dict[str, Tensor] = self.origin.multipliers(self._vectors(x))
+        found: dict[str, Tensor] = self.origin.multipliers(self.flat.vectors(x))
         own = {k: t.shape[1:] if lead else t.shape for k, t in found.items()}
         return {
             name: t.reshape(*lead, *(shape if own[name] == (n,) else own[name]))
@@ -82,12 +87,8 @@ class _Asked(NamedTuple):
 
     def violation(self, x: Tensor) -> Tensor:
         """With the shapes of the call."""
-        outside: Tensor = self.origin.violation(self._vectors(x))
+        outside: Tensor = self.origin.violation(self.flat.vectors(x))
         return outside.reshape(self.flat.lead)
-
-    def _vectors(self, x: Tensor) -> Tensor:
-        n = math.prod(self.flat.shape)
-        return x.reshape(-1, n) if self.flat.lead else x.reshape(n)
 
 
 def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flattened | None:
@@ -99,18 +100,12 @@ def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flat
 
     """
     objective, constraint, x0, step_size = arguments
-    known, sizes = shape, objective.sizes
-    if known is None and sizes is not None:
-        known = constraint.variable(sizes)
+    known = _known_shape(arguments, shape)
     usual = known is None and not objective.deep and not constraint.deep
     if usual and (x0 is None or x0.dim() <= 2):
         return None
-    variable = _variable(objective, known)
-    leads = objective.leads(variable) | constraint.leads(variable)
-    if x0 is not None:
-        leads["x0"] = lead_of_start(x0, objective, variable)
-    lead = common_lead(leads)
-    if len(lead) < 2 and sizes is None and variable == objective.shape:
+    lead, variable = _sizes(arguments, known)
+    if len(lead) < 2 and objective.sizes is None and variable == objective.shape:
         return None
     if x0 is not None:
         x0 = in_one_batch(x0.flatten(-len(variable)), 1, lead)
@@ -121,6 +116,32 @@ def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flat
         filled(step_size, (_constants(each, lead) for each in tensors_in(step_size))),
     )
     return Flattened(flat, lead, variable)
+
+
+def sizes_of(
+    arguments: Arguments, shape: tuple[int, ...] | int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The batch dimensions of a solution, and the shape of one problem's; no value is read."""
+    return _sizes(arguments, _known_shape(arguments, shape))
+
+
+def _known_shape(
+    arguments: Arguments, shape: tuple[int, ...] | int | None
+) -> tuple[int, ...] | int | None:
+    """What was said of the shape, or what the set knows of it."""
+    sizes = arguments.objective.sizes
+    return arguments.constraint.variable(sizes) if shape is None and sizes is not None else shape
+
+
+def _sizes(
+    arguments: Arguments, known: tuple[int, ...] | int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    objective, constraint, x0, _ = arguments
+    variable = _variable(objective, known)
+    leads = objective.leads(variable) | constraint.leads(variable)
+    if x0 is not None:
+        leads["x0"] = lead_of_start(x0, objective, variable)
+    return common_lead(leads), variable
 
 
 def _constants(each: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from dfwlayer.arguments import check_tensors, flag_nonfinite
 from dfwlayer.objectives.model import Model, SparseModel, model_by_columns
 from dfwlayer.ops.rows import Scalar, in_one_batch, or_one, quotient
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.tracing import deferred
 
 __all__ = [
     "Curvature",
@@ -52,8 +53,14 @@ class Objective(ABC):
 
     # dimensions of one problem's tensors, by the name of the field; each may have a batch in front
     ranks: ClassVar[Mapping[str, int]] = {}
+    unchecked: ClassVar[bool] = False  # made while operations were recorded
     # those that have an entry for each of the variable's, and are of its shape
     variables: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "__post_init__" in vars(cls):
+            cls.__post_init__ = deferred(cls.__post_init__)  # type: ignore[attr-defined]
 
     if TYPE_CHECKING:  # a property or a field
 

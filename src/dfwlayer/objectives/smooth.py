@@ -16,7 +16,6 @@ from dfwlayer.linalg.sparse import stored_entries
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.ops.rows import in_one_batch
-from dfwlayer.ops.tracing import uncompiled
 
 __all__ = ["Smooth"]
 
@@ -60,6 +59,15 @@ class Smooth(Objective):
         shape: tuple[int, ...] | int,
         lipschitz: float | Tensor | None = None,
     ) -> None:
+        for name, value in (("fn", fn), ("params", params), ("shape", shape)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "lipschitz", lipschitz)
+        for name in ("lead", "variable", "rows_seen", "unit", "size", "calling"):
+            object.__setattr__(self, name, None)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        fn, params, shape, lipschitz = self.fn, self.params, self.shape, self.lipschitz
         if not callable(fn):
             raise ValueError(f"fn: expected a function of (x, *params), got {type(fn).__name__}")
         sizes = (shape,) if isinstance(shape, int | np.integer) else shape
@@ -69,8 +77,7 @@ class Smooth(Objective):
         tensors = _tensors(params)
         if tensors:
             check_tensors(tensors, half_allowed=True, sparse=tensors)
-        for name, value in (("fn", fn), ("params", params), ("shape", shape)):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "lipschitz", lipschitz)
         object.__setattr__(self, "unit", None)
         object.__setattr__(self, "size", None)
@@ -305,7 +312,6 @@ class Smooth(Objective):
             f"it raised {type(out).__name__}: {out}"
         ) from out
 
-    @uncompiled
     def _try(self, lead: tuple[int, ...]) -> tuple[int, ...] | Exception:
         """Shape of fn's output for zero variables, so many, or what it raised."""
         x = torch.zeros((*lead, *self.variable), dtype=self.dtype, device=self.device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["added", "fields_of", "filled", "static_of", "tensors_in", "versions_in"]
+__all__ = ["added", "fields_of", "filled", "names_of", "static_of", "tensors_in", "versions_in"]
 
 
 SEQUENCES = (tuple, list)
@@ -22,12 +22,25 @@ _PLAIN = frozenset({type(None), bool, int, float, str})  # most of what is not a
 
 def fields_of(node: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, none for other objects."""
-    return _names(node if isinstance(node, type) else type(node))
+    kind = node if isinstance(node, type) else type(node)
+    if torch.compiler.is_dynamo_compiling():
+        listed = names_of(kind)
+        return tuple(listed.split(",")) if listed not in ("", "?") else ()
+    return _names(kind)
 
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def names_of(kind: type) -> str:
+    """The names of a dataclass's fields, "?" for another class; compilers take it as constant."""
+    return ",".join(_names(kind)) if is_dataclass(kind) else "?"
+
+
+# what torch.compiler.assume_constant_result does; that would load the compiler
+names_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
@@ -93,7 +106,7 @@ def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
     """
     if isinstance(node, Tensor):
         return next(tensors) if node.layout == torch.strided else node
-    if isinstance(node, tuple | list):
+    if isinstance(node, SEQUENCES):
         parts = [filled(part, tensors) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
     if isinstance(node, dict):

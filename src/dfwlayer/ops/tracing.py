@@ -1,35 +1,103 @@
-"""Tools that record operations: compilers are passed by, the others are refused."""
+"""Whether operations are being recorded, and what to say to tools that cannot record a solve."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["refuse_capture", "refuse_recording", "uncompiled"]
+__all__ = [
+    "deferred",
+    "eager_now",
+    "may_be_fake",
+    "real_tensors",
+    "recorded",
+    "recording",
+    "refuse_capture",
+    "refuse_recording",
+    "refuse_tracing",
+]
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., None])
 
-# what torch.compile(..., fullgraph=True) and torch.export(..., strict=True) say; before 2.8 there
-# is no place for a message
-_REASON = (
-    {
-        "msg": "dfwlayer.solve cannot be part of one graph, as its number of steps depends on "
-        "the data. Compile without fullgraph=True: it then runs between two graphs. It cannot be "
-        "exported; plain eager calls and torch.compile without fullgraph=True work."
-    }
-    if torch.__version__ >= "2.8"
-    else {}
-)
 _RECORDERS = (
     torch._C._TorchDispatchModeKey.FAKE,
     torch._C._TorchDispatchModeKey.PROXY,
     torch._C._TorchDispatchModeKey.FUNCTIONAL,
 )
+_here = threading.local()  # .depth: operators of ours we are inside of; .recorded: see there
+
+
+def recording() -> bool:
+    """Whether operations are recorded, by torch.compile, torch.export, make_fx or a fake mode."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    modes = torch._C._len_torch_dispatch_stack()
+    recorded = modes and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
+    if not recorded and not torch.compiler.is_compiling():
+        recorded = torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+        if not recorded:
+            return False
+    return not getattr(_here, "depth", 0)
+
+
+class eager_now:  # noqa: N801
+    """Inside of an operator of ours, where what is called is done and not recorded."""
+
+    def __enter__(self) -> None:
+        _here.depth = getattr(_here, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _here.depth -= 1
+
+
+def may_be_fake() -> bool:
+    """Whether tensors may be fake ones: while recording, or where an operator says its shapes."""
+    return bool(getattr(_here, "depth", 0)) or getattr(_here, "recorded", False) or recording()
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Where operations may be recorded, as nothing in here asks a tensor for its values."""
+    before = getattr(_here, "recorded", False)
+    _here.recorded = True
+    try:
+        yield
+    finally:
+        _here.recorded = before
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Where tensors that are made from numbers have values, whatever is being recorded."""
+    if torch._C._len_torch_dispatch_stack():
+        with _disable_current_modes():
+            yield
+    else:
+        yield
+
+
+def deferred(check: _F) -> _F:
+    """A ``__post_init__`` that waits while operations are recorded.
+
+    The operator that is recorded makes the object again, and then runs it: what it checks is
+    checked then, with values where there are some.
+    """
+
+    @wraps(check)
+    def wait(self: Any, *given: Any) -> None:
+        if recording() and not getattr(_here, "recorded", False):
+            object.__setattr__(self, "unchecked", True)
+        else:
+            check(self, *given)
+
+    wait.deferred = True  # type: ignore[attr-defined]
+    return wait  # type: ignore[return-value]
 
 
 def refuse_recording(by: str) -> NoReturn:
@@ -37,9 +105,10 @@ def refuse_recording(by: str) -> NoReturn:
     raise RuntimeError(
         f"dfwlayer cannot be recorded by {by}: the number of its steps and the coordinates it "
         "works on depend on the data, so that the recording would hold the solution of one problem "
-        "as a constant. What works is to call the model as it is, in eager mode, and torch.compile "
-        "without fullgraph=True. To export a model, export what comes before the layer and what "
-        "comes after it."
+        "as a constant. What works is to call the model in eager mode, torch.compile, also with "
+        "fullgraph=True, and torch.export for programs that run in Python. For ONNX, AOTInductor "
+        "and TorchScript put layer.deploy(max_steps=k) in the layer's place: a fixed number of "
+        "plain tensor operations, feasible whatever k."
     )
 
 
@@ -50,45 +119,7 @@ def refuse_capture() -> None:
         refuse_recording("a CUDA graph capture")
 
 
-def _refuse_recorders() -> None:
-    """Raise inside of the tools that record operations; they are all asked for in a microsecond."""
+def refuse_tracing() -> None:
+    """Raise inside of torch.jit.trace."""
     if torch._C._is_tracing():
         refuse_recording("torch.jit.trace, which torch.onnx.export with dynamo=False uses")
-    modes = torch._C._len_torch_dispatch_stack()
-    if modes and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS):
-        refuse_recording("torch.export, torch.onnx.export, make_fx or fake tensors")
-    if torch._ops._len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
-        refuse_recording("make_fx(..., pre_dispatch=True)")
-
-
-def _refuse_scripting() -> NoReturn:
-    """What torch.jit.script calls before it looks at a function or a module."""
-    refuse_recording("torch.jit.script")
-
-
-def uncompiled(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Leave a function to eager mode inside of torch.compile, and refuse to be recorded.
-
-    torch.compiler.disable does the first, but it loads the compiler, which takes seconds; here it
-    is called only once somebody has loaded it.
-    """
-    eager: Callable[_P, _T] | None = None
-
-    def plain(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        _refuse_recorders()
-        return fn(*args, **kwargs)
-
-    @wraps(fn)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        nonlocal eager
-        if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(**_REASON)
-        if "torch._dynamo" not in sys.modules:
-            _refuse_recorders()
-            return fn(*args, **kwargs)
-        if eager is None:
-            eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
-        return eager(*args, **kwargs)
-
-    call.__prepare_scriptable__ = _refuse_scripting  # type: ignore[attr-defined]
-    return call

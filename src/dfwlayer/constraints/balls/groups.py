@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, shown
+from dfwlayer.ops.tracing import may_be_fake, real_tensors
 
 __all__ = ["Groups"]
 
@@ -26,6 +27,7 @@ class Groups:
     def __init__(self, label: Tensor) -> None:  # (n,), integers
         self.label = label
         self.count = int(label.max()) + 1
+        self.given = tuple(label.tolist())  # what `of` makes the same from
         self._there: dict[torch.device, Tensor] = {label.device: label}
 
     def __len__(self) -> int:
@@ -53,9 +55,10 @@ class Groups:
                 "groups: expected a list of index lists, or a label per coordinate, got "
                 + ("none" if isinstance(given, Sequence) else type(given).__name__)
             )
-        if all(_is_index(entry) for entry in given):
-            return cls._of_labels(_indices(given))
-        return cls._of_indices(given)
+        with real_tensors():
+            if all(_is_index(entry) for entry in given):
+                return cls._of_labels(_indices(given))
+            return cls._of_indices(given)
 
     @classmethod
     def _of_labels(cls, label: Tensor) -> Groups:
@@ -65,6 +68,11 @@ class Groups:
         if label.dim() == 0 or label.numel() == 0:
             raise ValueError(
                 f"groups: expected a label per coordinate, got shape {tuple(label.shape)}"
+            )
+        if type(label) is not Tensor and may_be_fake():
+            raise ValueError(
+                "groups: labels in a tensor cannot be read where a graph is recorded; make the set "
+                "outside of it, or pass a list of integers"
             )
         label = label.detach().flatten().long()
         if int(label.min()) < 0:

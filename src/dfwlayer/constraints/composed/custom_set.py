@@ -64,8 +64,9 @@ class CustomSet(Constraint):
             )
         batched = as_flag("batched", batched)
         samples = as_integer("samples", samples, 1)
-        given = {"vertex_of": vertex, "batched": batched, "samples": samples}
-        vars(self).update(given, shape=None, dtype=None)
+        given = (("vertex_of", vertex), ("batched", batched), ("samples", samples))
+        for name, value in (*given, ("shape", None), ("dtype", None)):
+            object.__setattr__(self, name, value)
 
     @property
     def preferred_method(self) -> str:

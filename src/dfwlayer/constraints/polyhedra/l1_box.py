@@ -26,14 +26,28 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.region import Flat, total
 from dfwlayer.constraints.retraction import moved_to, scaled_into
+from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
-from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import Status
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]
 
 
-@uncompiled
+def _shapes(
+    z: Tensor,
+    weight: Tensor | None,
+    radius: Value,
+    lower: Value | None,
+    upper: Value | None,
+) -> tuple[Tensor]:
+    """Of `project_l1_box`."""
+    each = [tuple(t.shape) for t in (z, weight, lower, upper) if isinstance(t, Tensor)]
+    each += [(*radius.shape, 1)] if isinstance(radius, Tensor) else []
+    shape = torch.broadcast_shapes(*each)  # type: ignore[no-untyped-call]
+    return (z.new_empty(shape),)
+
+
+@recordable(shapes=_shapes)
 def project_l1_box(
     z: Tensor,  # (..., n)
     weight: Tensor | None,  # (n,) or (..., n), None for ones

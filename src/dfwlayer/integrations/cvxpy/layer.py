@@ -18,7 +18,7 @@ from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.integrations.cvxpy.model import Model, model_of
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 from dfwlayer.layer import _Layer
-from dfwlayer.ops.tracing import uncompiled
+from dfwlayer.ops.recorded import uncompiled
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 
 __all__ = ["CvxpyLayer", "ForwardedWarning"]

@@ -23,8 +23,8 @@ from dfwlayer.constraints import Box, Intersection, L1Box, LpBall, Shifted
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.layer import DFWLayer, SetLayer
 from dfwlayer.objectives import Quadratic
+from dfwlayer.ops.recorded import uncompiled
 from dfwlayer.ops.tensors import filled, tensors_in
-from dfwlayer.ops.tracing import uncompiled
 from dfwlayer.solution import SolveError
 
 __all__ = ["ActionLimit", "ActionSet", "Bounds", "Limit", "as_limit", "batch_of", "fitted"]
