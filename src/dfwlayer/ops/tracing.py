@@ -30,20 +30,25 @@ _RECORDERS = (
     torch._C._TorchDispatchModeKey.PROXY,
     torch._C._TorchDispatchModeKey.FUNCTIONAL,
 )
+# by names of their own, which are found sooner
+_in_dynamo, _in_compiler = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # of make_fx(pre_dispatch=True)
 _here = threading.local()  # .depth: operators of ours we are inside of; .recorded: see there
 
 
 def recording() -> bool:
     """Whether operations are recorded, by torch.compile, torch.export, make_fx or a fake mode."""
-    if torch.compiler.is_dynamo_compiling():
+    if _in_dynamo():
         return True
-    modes = torch._C._len_torch_dispatch_stack()
-    recorded = modes and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
-    if not recorded and not torch.compiler.is_compiling():
-        recorded = torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
-        if not recorded:
-            return False
-    return not getattr(_here, "depth", 0)
+    if not _modes() and not _early_modes() and not _in_compiler():  # asked in every constructor
+        return False
+    return _recorders_on() and not getattr(_here, "depth", 0)
+
+
+def _recorders_on() -> bool:
+    on = any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
+    return on or _in_compiler() or bool(_early_modes())
 
 
 class eager_now:  # noqa: N801
