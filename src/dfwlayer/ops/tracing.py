@@ -33,7 +33,8 @@ _RECORDERS = (
 # by names of their own, which are found sooner
 _in_dynamo, _in_compiler = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
-_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # of make_fx(pre_dispatch=True)
+# of make_fx(pre_dispatch=True)
+_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # type: ignore[no-untyped-call]
 _here = threading.local()  # .depth: operators of ours we are inside of; .recorded: see there
 
 
