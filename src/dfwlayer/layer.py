@@ -204,7 +204,8 @@ class DFWLayer(_Layer):
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
         if recording() and not isinstance(radius, Tensor):
-            radius = torch.full((), radius, dtype=q.dtype, device=q.device)  # it may change
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+            radius = torch.full((), radius, dtype=wide, device=q.device)  # it may change
         return _ball(self._itself(), P, q, weight, radius, centre)
 
     @property

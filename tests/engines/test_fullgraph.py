@@ -157,6 +157,19 @@ def test_what_is_kept_for_gradients_goes():
     assert kept
 
 
+def test_autocast_is_that_of_eager_mode():
+    torch.manual_seed(0)
+    model, z = Policy(), torch.randn(3, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = torch.nn.Sequential(model.net, dfw.SetLayer(dfw.Simplex()))
+        ball = lambda z: model.limit(None, model.net(z), None, 0.7)  # noqa: E731
+        for each in (half, ball):
+            want, got = each(z), whole(each)(z)
+            assert got.dtype == want.dtype == torch.float32
+            close(got, want, rtol=1e-6, atol=1e-6)
+            got.sum().backward()
+
+
 def fourth(x, c):
     return ((x - c) ** 4).sum(-1) + ((x - c) ** 2).sum(-1)
 

@@ -24,6 +24,8 @@ CALLS: dict[str, Call] = {}
 Pull = Callable[[Tensor, Sequence[bool]], Sequence[Tensor | None]]
 Direct = Callable[..., tuple[Tensor, Pull] | None]
 
+_HALF = (torch.float16, torch.bfloat16)
+
 # before 2.8 there is no place for a message
 _REASON = (
     {
@@ -153,6 +155,9 @@ def _recorded(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> list[T
             f"dfwlayer: {missing[0]} cannot go into a recorded graph; call the model in eager "
             "mode, or use torch.compile without fullgraph=True"
         )
+    if len(tensors) > 0 and torch.is_autocast_enabled(tensors[0].device.type):
+        # the operator runs without autocast, so what that means for a solve is done here
+        tensors = [t.float() if t.dtype in _HALF else t for t in tensors]
     # what a gradient needs is kept if one may be asked for, but not for a program on a file
     kept = torch.is_grad_enabled() and not _exporting()
     needs = [kept and t.requires_grad for t in tensors]
