@@ -26,31 +26,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
+from torch import Tensor
 
 from dfwlayer.ops.recorded.calls import CALLS, called
 from dfwlayer.ops.tracing import eager_now
 
-__all__: list[str] = []
+__all__ = ["CALL", "DERIVED", "UNSAFE", "Operator"]
 
 Function = Callable[..., Sequence[Tensor]]
 Dims = tuple[int | None, ...]
 
 # where torch knows the tag, CUDA graphs leave the operators out; a graph with a tensor of the CPU
 # is never one, so elsewhere the ticket is there
-_UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
-_TAGS = (torch.Tag.pt2_compliant_tag, *(() if _UNSAFE is None else (_UNSAFE,)))
-
-torch.library.define(
-    "dfwlayer::call",
-    "(Tensor[] tensors, bool[] needs, str maps, str text) -> Tensor[]",
-    tags=_TAGS,
-)
-torch.library.define(
-    "dfwlayer::derived", "(Tensor[] inputs, Tensor? ticket, str text) -> Tensor[]", tags=_TAGS
-)
+UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
 
 # what a thread looks at by itself, outside of operators, modes and transforms
 _OUTSIDE = (
@@ -82,7 +70,7 @@ def _keep(ticket: Tensor, pull: Callable[..., Any], needs: Sequence[bool]) -> No
 
 
 def _ticket(tensors: Sequence[Tensor]) -> Tensor:
-    if tensors and _UNSAFE is not None:
+    if tensors and UNSAFE is not None:
         return torch.empty(0, device=tensors[0].device)
     return torch.empty(0)
 
@@ -382,11 +370,7 @@ def _smooth(text: str) -> int:
     return CALLS[name].smooth
 
 
-# ---------------------------------------------------------------------------------------------
-# as torch meets them
-
-
-class _Operator(NamedTuple):
+class Operator(NamedTuple):
     """What torch has to know of an operator."""
 
     name: str
@@ -397,85 +381,14 @@ class _Operator(NamedTuple):
     backward: Callable[..., list[Tensor | None]]
     mapped: Callable[..., Any]
 
-    @property
-    def overload(self) -> Any:
-        return getattr(torch.ops.dfwlayer, self.name).default
 
-    def below(self, keys: Any, tensors: Sequence[Tensor], rest: Sequence[Any]) -> list[Tensor]:
-        """Go on to what comes after autograd."""
-        with torch._C._AutoDispatchBelowAutograd():
-            after = keys & torch._C._after_autograd_keyset
-            found: list[Tensor] = self.overload.redispatch(after, list(tensors), *rest)
-        return found
-
-    def above(self, keys: Any, tensors: list[Tensor], *rest: Any) -> list[Tensor]:
-        """The kernel of autograd."""
-        modes = torch._C._len_torch_dispatch_stack()
-        inside = torch._C._are_functorch_transforms_active()
-        kinds = (type(t) for t in tensors)
-        plain = not modes and not inside and all(k is Tensor or k is nn.Parameter for k in kinds)
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(tensors)
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
-            # in a compiled program there is nothing to be done on the way
-            return self.work(tensors, *rest) if plain else self.below(keys, tensors, rest)
-        allowed = torch._C._functorch.get_single_level_autograd_function_allowed()
-        torch._C._functorch.set_single_level_autograd_function_allowed(True)
-        try:  # torch.func has taken its levels off before it comes here, and does the same
-            found = _Node.apply(self, keys, rest, *tensors)  # type: ignore[attr-defined]
-        finally:
-            torch._C._functorch.set_single_level_autograd_function_allowed(allowed)
-        return list(found)
-
-
-class _Node(_SingleLevelFunction):
-    """An operator in a graph of autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, operator: _Operator, keys: Any, rest: Sequence[Any], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        with torch.enable_grad():  # for the other levels of torch.func
-            found = operator.below(keys, tensors, rest)
-        ctx.operator = operator
-        operator.saves(ctx, (tensors, *rest), found)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = ctx.operator.backward(ctx, ctx.needs_input_grad[3:], grads)
-        return None, None, None, *found
-
-
-def _refuse_tangents(tensors: Sequence[Tensor]) -> None:
-    """Raise in forward mode: torch would drop the tangents of an operator without a word."""
-    if any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):  # type: ignore[no-untyped-call]
-        raise RuntimeError(
-            "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) of dfwlayer do not work "
-            "inside of torch.compile, torch.export and make_fx: use torch.func.vjp, jacrev or grad "
-            "there, or leave this part to eager mode, where they work"
-        )
-
-
-def _register() -> torch.library.Library:
-    here = torch.library.Library("dfwlayer", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for each in (
-        _Operator("call", _call, _work, _call_shapes, _call_saves, _call_backward, _call_mapped),
-        _Operator(
-            "derived",
-            _derived,
-            _work_derived,
-            _derived_shapes,
-            _derived_saves,
-            _derived_backward,
-            _derived_mapped,
-        ),
-    ):
-        here.impl(each.name, each.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        here.impl(each.name, each.above, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"dfwlayer::{each.name}", each.shapes, lib=here)
-        torch.library.register_vmap(f"dfwlayer::{each.name}", each.mapped, lib=here)
-    return here
-
-
-_library = _register()
+CALL = Operator("call", _call, _work, _call_shapes, _call_saves, _call_backward, _call_mapped)
+DERIVED = Operator(
+    "derived",
+    _derived,
+    _work_derived,
+    _derived_shapes,
+    _derived_saves,
+    _derived_backward,
+    _derived_mapped,
+)
