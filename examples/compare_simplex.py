@@ -9,6 +9,7 @@ small.
 import importlib
 import os
 import time
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
@@ -93,6 +94,7 @@ def portfolio(n: int, rounds: int) -> None:
     calls = {"dfwlayer": lambda: differentiated(lambda q: solve(Quadratic(P, q), capped).x, q, v)}
     cp, layers = optional("cvxpy"), optional("cvxpylayers.torch")
     if cp is not None and layers is not None:
+        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)  # theirs
         x, linear = cp.Variable(n), cp.Parameter(n)
         value = 0.5 * cp.quad_form(x, cp.psd_wrap(P.numpy())) + linear @ x
         task = cp.Problem(cp.Minimize(value), [x >= 0, x <= cap, cp.sum(x) == 1])

@@ -282,6 +282,7 @@ def test_the_operators_are_sound():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_graphs_of_cuda(mode):
     torch._dynamo.reset()
     model = Policy().cuda()
