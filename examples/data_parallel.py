@@ -5,11 +5,12 @@
     torchrun --nproc-per-node 2 examples/data_parallel.py --shard
     torchrun --nproc-per-node 2 examples/data_parallel.py --checkpoints runs/a
 
-A policy learns to act like one whose limit Σ w_i |a_i| ≤ t it does not know. Every process takes its share of the same
-batches, one of them a row less than the others; DistributedDataParallel, or with --shard FSDP2, adds the gradients up. So
-the parameters are those of one process with the whole batch, to rounding. In some batches a sensor fails: that row is NaN
-with a gradient of zero, and counts for nobody. With --checkpoints the same command continues a run that was killed, also
-with another number of processes.
+A policy learns to act like one whose limit Σ w_i |a_i| ≤ t it does not know. Every process takes
+its share of the same batches, one of them a row less than the others; DistributedDataParallel, or
+with --shard FSDP2, adds the gradients up. So the parameters are those of one process with the whole
+batch, to rounding. In some batches a sensor fails: that row is NaN with a gradient of zero, and
+counts for nobody. With --checkpoints the same command continues a run that was killed, also with
+another number of processes.
 """
 
 import argparse

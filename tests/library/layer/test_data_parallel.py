@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 from repository import ROOT
 
 if not dist.is_available() or not dist.is_gloo_available():
