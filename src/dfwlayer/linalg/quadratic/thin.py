@@ -50,7 +50,7 @@ def thinned(program: Program | Thin) -> Program | Thin:
     """By sparse matrices, where that pays: one problem, on the CPU, with mostly zeros."""
     if (
         isinstance(program, Thin)
-        or len(program.q) > 1
+        or len(program.q) != 1
         or not pays(program.q, program.P[0], program.G[0], program.A[0])
     ):
         return program
