@@ -45,6 +45,7 @@ int main(int, char** argv) {
 """
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # inside of torch
 def test_a_package_runs_in_python_and_in_cpp(tmp_path: Path) -> None:
     path = tmp_path / "l1.pt2"
     gen = torch.Generator().manual_seed(0)
