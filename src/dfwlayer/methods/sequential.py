@@ -97,10 +97,9 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     at = torch.where(torch.isfinite(at).all(-1, keepdim=True), at, x)
     steps = torch.zeros(x.numel() // n, dtype=torch.long, device=x.device)
     walk = _walked(problem, at, steps, settings)
-    model, found = walk.model, walk.found
-    if model is None or found is None:  # problems that were done early have been left behind
-        model = _model(problem, walk.x)
-        found = _minimum(problem, model, walk.x, LONG)
+    found = walk.found
+    if found is None:  # problems that were done early have been left behind
+        found = _minimum(problem, _model(problem, walk.x), walk.x, LONG)
     status = torch.where(walk.stopped, int(Status.STOPPED), _status(found, LONG))
     status = torch.where(walk.going & (status == FLOOR), int(Status.MAX_STEPS), status)
     # the last minimiser, if f is not higher there; the multipliers are those of its model
@@ -122,8 +121,7 @@ class _Walk(NamedTuple):
     steps: Tensor  # (B,)
     going: Tensor  # (B,), not done when the steps were used up
     stopped: Tensor  # (B,), by the callback
-    model: Model | SparseModel | None  # at x, None where only some of the problems have one
-    found: Minimum | None  # its minimiser
+    found: Minimum | None  # of the model at x, None where only some of the problems have one
 
 
 def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> _Walk:
@@ -131,12 +129,11 @@ def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> 
     objective, lead = problem.objective, at.shape[:-1]
     going = torch.ones_like(steps, dtype=torch.bool)
     none, idle = ~going, torch.zeros_like(steps)
-    model = _model(problem, at)
-    found = _minimum(problem, model, at, LONG)
+    found = _minimum(problem, _model(problem, at), at, LONG)
     for _ in range(int(steps.amax()) if steps.numel() else 0, settings.max_steps):
         value, gradient = objective.value_and_gradient(at)
         if settings.stopped(problem, at, value, gradient, steps.reshape(lead)):
-            return _Walk(at, steps, none, going, model, found)
+            return _Walk(at, steps, none, going, found)
         there = found.x.to(at.dtype).reshape(at.shape)
         way = there - at
         slope = (gradient * way).sum(-1)
@@ -145,7 +142,7 @@ def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> 
         sound = ~(found.empty | found.endless)
         going = going & sound & (-slope > rounding).reshape(-1) & (idle < PATIENCE)
         if not bool(going.any()):
-            return _Walk(at, steps, none, none, model, found)
+            return _Walk(at, steps, none, none, found)
         part = _left(problem, going, settings)
         if part is not None:
             index = going.nonzero().squeeze(-1)
@@ -155,7 +152,6 @@ def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> 
                 steps.index_copy(0, index, rest.steps),
                 none.index_copy(0, index, rest.going),
                 none,
-                None,
                 None,
             )
         length = torch.ones_like(value)
@@ -169,9 +165,8 @@ def _walked(problem: Problem, at: Tensor, steps: Tensor, settings: Settings) -> 
         at = torch.where(going.reshape(lead).unsqueeze(-1), moved, at)
         steps = steps + going
         idle = torch.where((value - trial > rounding).reshape(-1), 0, idle + 1)
-        model = _model(problem, at)
-        found = _minimum(problem, model, at, LONG)
-    return _Walk(at, steps, going, none, model, found)
+        found = _minimum(problem, _model(problem, at), at, LONG)
+    return _Walk(at, steps, going, none, found)
 
 
 def _left(problem: Problem, going: Tensor, settings: Settings) -> Problem | None:

@@ -504,3 +504,27 @@ def test_settings_of_solvers_and_the_whole_solution():
     assert layer.solve(*given).converged
     assert layer.tol == 1e-8
     assert "2-norm ball" in repr(layer)
+
+
+@pytest.mark.parametrize("attribute", ["diag", "symmetric", "PSD"])
+def test_parameters_of_which_cvxpy_keeps_some_entries(attribute: str) -> None:
+    x, b = cp.Variable(3), cp.Parameter(3)
+    D = cp.Parameter((3, 3), **{attribute: True})
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x) + b @ x), [D @ x <= 1])
+    value = np.diag([1.0, 2.0, 0.8])
+    if attribute != "diag":
+        value = value + 0.1 * np.array([[0.0, 3, 1], [3, 0, 4], [1, 4, 0]])
+    D.value, b.value = value, np.array([1.0, -3.0, -4.0])
+    problem.solve(solver=cp.CLARABEL)
+    layer = CvxpyLayer(problem, [D, b], [x], engine="dfwlayer")
+    (found,) = layer(torch.tensor(value), torch.tensor(b.value))
+    assert float(np.max(value @ found.numpy())) == pytest.approx(1.0, abs=1e-12)  # it is held
+    np.testing.assert_allclose(found.numpy(), x.value, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Reading from a sparse CVXPY expression")
+def test_a_parameter_with_a_pattern_is_refused_by_name() -> None:
+    x, S = cp.Variable(3), cp.Parameter((3, 3), sparsity=[(0, 2), (1, 2)], name="pattern")
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [S @ x <= 1])
+    with pytest.raises(NotRecognisedError, match="pattern"):
+        CvxpyLayer(problem, [S], [x], engine="dfwlayer")

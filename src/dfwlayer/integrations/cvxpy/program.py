@@ -17,6 +17,7 @@ from cvxpy.constraints import Zero
 from cvxpy.utilities import scopes
 
 from dfwlayer.integrations.cvxpy.affine import ONE, Integers, Table, Terms
+from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 
 __all__ = ["Block", "Program", "program_of"]
 
@@ -254,15 +255,25 @@ def _numbers(
         start = stuffed.param_id_to_col[key]
         places = np.arange(parameter.size).reshape(parameter.shape)
         if key != parameter.id:
-            if not parameter.is_symmetric():
-                raise NotImplementedError(
-                    f"parameters: {parameter.name()} has an attribute (diag, sparsity or the "
-                    "like) that leaves out entries, which is not supported; give it as a vector"
-                )
-            places = places[np.triu_indices(parameter.shape[-1])]
+            places = places[_entries(parameter)]
         flat = places.flatten(order="F")
         numbers[start : start + len(flat)] = first + flat
     return numbers
+
+
+def _entries(parameter: cp.Parameter) -> Any:
+    """Which entries cvxpy keeps of a parameter whose attribute says the others, in its order."""
+    told = {
+        k for k, value in parameter.attributes.items() if value is not False and value is not None
+    }
+    if "diag" in told:
+        return np.diag_indices(parameter.shape[-1])
+    if told & {"symmetric", "PSD", "NSD"} and not told & {"sparsity", "hermitian"}:
+        return np.triu_indices(parameter.shape[-1])
+    raise NotRecognisedError(
+        f"parameter {parameter.name()}: it has an attribute that leaves out entries; give it as a "
+        "vector of those that count"
+    )
 
 
 def _tabled(matrix: Any, rows: int, numbers: Integers) -> Table:
