@@ -92,6 +92,14 @@ SETS = {
     "simplex around two centres": lambda b, d: dfw.Shifted(
         dfw.Shifted(dfw.Simplex(), some(b, d, low=-1.0)), some((), d)
     ),
+    "l2 within bounds": lambda b, d: dfw.Intersection(
+        dfw.LpBall(2, some(b, d, low=0.3, high=0.6, entries=False)),
+        dfw.Box(some(b, d, low=-0.3, high=-0.1), some(b, d, low=0.1, high=0.3)),
+    ),
+    "an ellipsoid below a plane": lambda b, d: dfw.Intersection(
+        dfw.LpBall(2, 0.5, some(b, d, low=0.5, high=1.5)),
+        dfw.Polyhedron(some(b, d, low=-1.0).unsqueeze(-2), some(b, d, entries=False).unsqueeze(-1)),
+    ),
     "product": lambda b, d: dfw.Product(
         [dfw.LpBall(1, some(b, d, low=0.3, entries=False)), dfw.Simplex(), dfw.Box(-0.1, 0.1)],
         [3, 3, 2],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import dot, interval, norm, where_rows
+from dfwlayer.ops.rows import dot, interval, norm, seen, where_rows
 from dfwlayer.solution import Progress, Status
 from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature
@@ -173,8 +173,25 @@ def iterate(
     if stop:
         ended = torch.where(state.active, int(Status.STOPPED), state.status)
         state = state._replace(status=ended)
-    status = torch.where(state.bent_down, int(Status.NOT_CONVEX), state.status)
+    bent_down = confirmed(problem, state.x, state.bent_down, settings.resolution)
+    status = torch.where(bent_down, int(Status.NOT_CONVEX), state.status)
     return Outcome(state.x, state.num_steps, status)
+
+
+def confirmed(problem: Problem, x: Tensor, bent_down: Tensor, resolution: float) -> Tensor:
+    """Which of the problems that seem to bend down (...) do, beyond rounding of their data.
+
+    Where ∇²f is one small matrix for all x a factorisation tells, and what was met on the way were
+    differences, or products with the curvature of a face, that had lost their digits.
+    """
+    if not problem.objective.quadratic or not seen(bent_down):
+        return bent_down
+    model = problem.objective.model(x)
+    if model is None or model.factored:
+        return bent_down & (model is None)  # a square does not bend down
+    rounding = 8 * max(resolution, torch.finfo(x.dtype).eps) * x.shape[-1] ** 0.5
+    found = model.symmetric().bends_down(rounding)
+    return bent_down & found.expand(bent_down.numel()).reshape(bent_down.shape)
 
 
 def start_rule(problem: Problem, x: Tensor, settings: Settings) -> Rule:
@@ -211,14 +228,17 @@ def move(
         state.active,
         state.num_steps + state.active,
         state.status,
-        state.bent_down | bends_down(rule, state, x, gradient, resolution),
+        state.bent_down | bends_down(problem, rule, state, x, gradient, resolution),
     )
 
 
-def bends_down(rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution: float) -> Tensor:
+def bends_down(
+    problem: Problem, rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution: float
+) -> Tensor:
     """Whether the gradient grew against the step: ⟨∇f(y) − ∇f(x), y − x⟩ < 0 beyond rounding.
 
-    The terms of ∇f(x) are of size L‖x‖ also where ∇f(x) is small, as far as L has been found.
+    The terms of ∇f(x) are of size L‖x‖ also where ∇f(x) is small, as far as L has been found. What
+    another function makes of the rounding of x is seen from what it makes of a change that small.
     """
     with torch.no_grad():
         d, change = x - state.x, gradient - state.gradient
@@ -227,8 +247,13 @@ def bends_down(rule: Rule, state: State, x: Tensor, gradient: Tensor, resolution
             size = size + rule.lipschitz * norm(d) * (norm(x) + norm(state.x))
         eps = max(resolution, torch.finfo(x.dtype).eps)
         rounding = 64 * eps * x.shape[-1] ** 0.5 * size
-        downward: Tensor = dot(d, change) < -rounding
-        return state.active & downward
+        downward: Tensor = state.active & (dot(d, change) < -rounding)
+        if rule.bent_down is None and seen(downward):
+            signs = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device).sign()
+            shaken = problem.objective.gradient(x + 8 * eps * signs * x.abs()) - gradient
+            rounding = rounding + 8 * x.shape[-1] ** 0.5 * norm(d) * norm(shaken)
+            downward = downward & (dot(d, change) < -rounding)
+        return downward
 
 
 def priced(problem: Problem, x: Tensor, gradient: Tensor) -> tuple[Constraint, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.methods.base import Outcome
+from dfwlayer.methods.base import Outcome, confirmed
 from dfwlayer.methods.face_search import advance, settled
 from dfwlayer.methods.polish import polish
 from dfwlayer.methods.progress import Progress
@@ -56,10 +56,12 @@ def _go_on(progress: Progress) -> Outcome:
         if progress.enough():
             break
     _look_back(progress)
-    status = select(progress.at.bent_down, float(Status.NOT_CONVEX), progress.status)
+    at, resolution = progress.at, progress.settings.resolution
+    flagged = as_rows(at.bent_down, torch.bool)
+    bent_down = confirmed(progress.problem, at.x, flagged, resolution)
+    status = torch.where(bent_down, int(Status.NOT_CONVEX), as_rows(progress.status, torch.long))
     steps = progress.settings.max_steps - maximum(progress.at.left, 0.0)
-    counts = as_rows(steps, torch.long), as_rows(status, torch.long)
-    out = Outcome(progress.best, *counts, refinable=True)
+    out = Outcome(progress.best, as_rows(steps, torch.long), status, refinable=True)
     if few is None:
         return out
     index, rest = few[0], _go_on(few[1])

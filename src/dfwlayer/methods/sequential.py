@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -64,8 +64,7 @@ def _model(problem: Problem, x: Tensor) -> Model | SparseModel:
     model = model.dense()
     count = x.numel() // x.shape[-1]
     linear = model.linear.expand(count, x.shape[-1])
-    matrix = 0.5 * (model.matrix + model.matrix.mT)
-    return Model(matrix, linear, factored=False, design=model.design, target=model.target)
+    return replace(model.symmetric(), linear=linear)
 
 
 def _minimum(problem: Problem, model: Model | SparseModel, x: Tensor, most: int) -> Minimum:
@@ -102,13 +101,17 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         found = _minimum(problem, _model(problem, walk.x), walk.x, LONG)
     status = torch.where(walk.stopped, int(Status.STOPPED), _status(found, LONG))
     status = torch.where(walk.going & (status == FLOOR), int(Status.MAX_STEPS), status)
-    # the last minimiser, if f is not higher there; the multipliers are those of its model
+    # the last minimiser, if f is not seen to be higher there; its multipliers are those of a model
     there = found.x.to(x.dtype).reshape(x.shape)
     here, ahead = problem.objective.value(walk.x), problem.objective.value(there)
-    arrived = found.exact & ~walk.going & (ahead <= here).reshape(-1)
+    last = walk.x.double().reshape(-1, n)
+    model = _model(problem, walk.x)
+    terms = ((model.terms(last) + model.linear.abs()) * last.abs()).sum(-1).reshape(here.shape)
+    blur = 4 * torch.finfo(x.dtype).eps * (here.abs() + terms)
+    arrived = found.exact & ~walk.going & (ahead <= here + blur).reshape(-1)
     at = torch.where(arrived.reshape(here.shape).unsqueeze(-1), there, walk.x)
     status = torch.where(~arrived & (status == FLOOR), int(Status.STALLED), status)
-    wide = torch.where(arrived.unsqueeze(-1), found.x, walk.x.double().reshape(-1, n))
+    wide = torch.where(arrived.unsqueeze(-1), found.x, last)
     # f may bend elsewhere than its model did
     model = _model(problem, at)
     return _outcome(problem, model, found.moved(wide), x, status, walk.steps, settings)

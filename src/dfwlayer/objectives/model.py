@@ -81,6 +81,10 @@ class Model:
         """|H| |x|, what H x is the sum of, for a Hessian that is written down."""
         return times(self.matrix.abs(), x.abs())
 
+    def symmetric(self) -> Model:
+        """With the symmetric part of H."""
+        return replace(self, matrix=0.5 * (self.matrix + self.matrix.mT))
+
     def bends_down(self, rounding: float) -> Tensor:  # (B,) or ()
         """Whether H has a negative eigenvalue beyond rounding, relative to its largest entry."""
         H = self.matrix

@@ -325,6 +325,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     objective: ObjectiveRow = OBJECTIVES[form](rng, row.n)
     if unbounded and method == "active-set":  # which says that it needs a bounded set
         method = "auto"
+    if name == "Intersection" and method == "dfw":  # which says that it needs a soft vertex
+        method = "auto"
     many = method == "active-set" and not row.flat  # vertices without end
     slow = (
         name in ("CustomSet", "PlaneCut", "Birkhoff", "Intersection")
@@ -344,7 +346,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     units = _units(rng, dtype, row, objective, kind)
     options: dict[str, Any] = {}
     if method in ("frank-wolfe", "dfw") or many:
-        options["max_steps"] = int(rng.choice([0, 3, 20, 40] if many else [0, 3, 40, 150]))
+        few = [0, 3, 10, 20] if name in PROGRAMS else [0, 3, 20, 40]
+        options["max_steps"] = int(rng.choice(few if many or name in PROGRAMS else [0, 3, 40, 150]))
     extra = ("alone", "nan", "scale", "precision", "gradient")
     checks = tuple(c for c in extra if rng.random() < 0.2)
     about = (

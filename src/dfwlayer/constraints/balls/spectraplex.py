@@ -85,21 +85,29 @@ class Spectraplex(Constraint):
         values, vectors = _eigen(_symmetric(z).double())
         t = tensor_of(self.trace).detach().double()
         found = _product(vectors, Simplex(t).as_bound().project(values))
-        trace = found.diagonal(dim1=-2, dim2=-1).sum(-1)
-        found = found * (t / or_one(trace))[..., None, None]  # what rounding left
-        return found.to(z.dtype).flatten(-2)
+        return self._traced(found).to(z.dtype).flatten(-2)
 
     def plain(self, *, fixed: bool = True) -> Plain:
         """By the eigenvalues."""
         return PlainSpectraplex(self.trace)
 
     def retract(self, x: Tensor) -> Tensor:
-        """x where eigenvalues and trace are right to rounding, otherwise the projection."""
+        """x with the last digits of its trace put right where it is one to rounding.
+
+        Otherwise the projection.
+        """
         outside = self._excess(x) > self._allowed(x)
-        if not bool(outside.any()):
-            return x
         at = x.detach()
-        return moved_to(x, torch.where(outside.unsqueeze(-1), self.project(at), at))
+        near = self._traced(_square(at).double()).to(x.dtype).flatten(-2)
+        if bool(outside.any()):
+            near = torch.where(outside.unsqueeze(-1), self.project(at), near)
+        return moved_to(x, near)
+
+    def _traced(self, square: Tensor) -> Tensor:  # (..., n, n)
+        """A multiple of trace t, of a matrix that has it to rounding."""
+        t = tensor_of(self.trace).detach().double()
+        trace = square.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return square * torch.where(trace > 0, t / or_one(trace), 1)[..., None, None]
 
     def violation(self, x: Tensor) -> Tensor:
         """The largest of −λ_min, |tr X − t| and |X_ij − X_ji|."""

@@ -205,12 +205,13 @@ class Intersection(Constraint):
         return self._found(self._eye(z), -z.detach().double(), z)
 
     def retract(self, x: Tensor) -> Tensor:
-        """x where all sets have it to rounding, otherwise the projection."""
-        at = x.detach()
+        """x between the bounds where all sets have that to rounding, otherwise the projection."""
+        rows, _ = self._sorted(x)
+        at = x.detach() if rows is None else rows.clipped(x.detach())
         allowed = 64 * torch.finfo(x.dtype).eps * at.abs().amax(-1)
         outside = self.violation(at) > allowed
         if not bool(outside.any()):
-            return x
+            return moved_to(x, at)
         return moved_to(x, torch.where(outside.unsqueeze(-1), self.project(at), at))
 
     def violation(self, x: Tensor) -> Tensor:

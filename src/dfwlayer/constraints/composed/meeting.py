@@ -34,7 +34,7 @@ PATIENCE = 4  # steps that do not lead down, after which rounding is all that is
 CLOSE = 1e-2  # distance of the members, relative, at which their faces are first tried
 NEAR = 1e-9  # the same at which ρ is large enough
 APART = 1e-7  # what a proof of emptiness may be off by, relative to what it proves
-FLAT = 1e-2  # of the size of x, what a step is at most where f does not bend
+FLAT = 1e-1  # of the size of x, what a step is at most where f does not bend
 
 
 class Meeting(NamedTuple):
@@ -80,7 +80,12 @@ class _State(NamedTuple):
 
 
 def meet(members: Members, most: int) -> Meeting:
-    """Minimise f over the members."""
+    """Minimise f over the members; x is between the bounds to the last digit."""
+    found = _met(members, most)
+    return found._replace(x=members.clipped(found.x))
+
+
+def _met(members: Members, most: int) -> Meeting:
     program = members.program
     q = program.q
     crossed = (program.lower > program.upper).any(-1)
@@ -124,7 +129,7 @@ def _start(members: Members) -> _State:
     bend = own.mean(-1).expand(len(q))
     slope = q.abs().amax(-1)
     some = torch.where(slope > 0, slope / size, 1)
-    unit = torch.where(bend > 1e-12 * some, bend, some)
+    unit = torch.maximum(bend, some)
     if members.diagonal is not None:
         flat = (own.amin(-1) <= 1e-8 * bend).expand(len(q))
     else:

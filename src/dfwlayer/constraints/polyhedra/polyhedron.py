@@ -155,12 +155,17 @@ class LinearSet(Constraint):
         return torch.where(missed.unsqueeze(-1), LinearSet.project(self, z), x)
 
     def retract(self, x: Tensor) -> Tensor:
-        """x where it satisfies all rows to rounding, otherwise the projection."""
-        at = x.detach()
+        """x between the bounds where that satisfies all rows to rounding, else the projection."""
+        at = self.clipped(x.detach())
         outside = self._excess(at) > 0
         if not bool(outside.any()):
-            return x
+            return moved_to(x, at)
         return moved_to(x, torch.where(outside.unsqueeze(-1), self.project(at), at))
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """x between the bounds."""
+        lower, upper = (part.detach() for part in self.bounds(x))
+        return torch.minimum(torch.maximum(x, lower), upper)
 
     def violation(self, x: Tensor) -> Tensor:
         """The largest amount by which a row or a bound is missed."""

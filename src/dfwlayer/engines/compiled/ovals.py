@@ -107,7 +107,7 @@ class Ovals:
             going = going[sound & ~over]
         out.codes[0, going] = np.where(out.codes[0, going] == 0, outcome.LOST, out.codes[0, going])
         out.x[:] = x
-        self._judge(P, q, out, mu, limits[1])
+        self._judge((P, q, *objective[2:]), out, mu, limits[1])
         return out
 
     def _rows_below(self, x: Array | None, index: Array, n: int) -> Polyhedra:
@@ -131,14 +131,13 @@ class Ovals:
         E, e, lower, upper = (np.ascontiguousarray(part) for part in own)
         return replace(base, E=E, e=e, G=rows, h=sides, lower=lower, upper=upper)
 
-    def _judge(self, P: Array, q: Array, out: Results, mu: Array, tol: float) -> None:
+    def _judge(self, objective: Arrays, out: Results, mu: Array, tol: float) -> None:
         """Leave what is not clear, with value and gap of the rest."""
         x, base = out.x, self.base
         k, m = base.E.shape[1], base.G.shape[1]
         with np.errstate(all="ignore"):
-            bent = _times(P, x)
-            out.values[0] = (x * (0.5 * bent + q)).sum(-1)
-            rest = bent + q
+            out.values[0], rest = _value_and_slope(objective, x)
+            P, q = objective[:2]
             size = _times(np.abs(P), np.abs(x)) + np.abs(q)
             gap, terms = np.zeros(len(x)), np.zeros(len(x))
             lines, rows = out.multipliers[:, :k], out.multipliers[:, k : k + m]
@@ -286,6 +285,16 @@ def _matrix(P: Array, n: int) -> Array:
     if P.size == 0:
         return np.eye(n)[None]
     return np.ascontiguousarray(0.5 * (P + np.swapaxes(P, -2, -1)))
+
+
+def _value_and_slope(objective: Arrays, x: Array) -> tuple[Array, Array]:  # (B,), (B, n)
+    """f and ∇f: of ½ ‖Ax − b‖² where there are rows of A, otherwise ½ xᵀPx + qᵀx."""
+    P, q, A, b = objective
+    if b.shape[-1]:
+        rest = _times(A, x) - b
+        return 0.5 * (rest * rest).sum(-1), _times(np.swapaxes(A, -2, -1), rest)
+    bent = _times(P, x)
+    return (x * (0.5 * bent + q)).sum(-1), bent + q
 
 
 def _some(part: Array, index: Array) -> Array:

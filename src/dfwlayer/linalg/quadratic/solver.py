@@ -45,6 +45,7 @@ def minimise(program: Program | Thin, most: int = STEPS) -> Answer:
         none, zero = count > 0, torch.zeros_like(x[:, 0])
         return Answer(x, program.b, limits, limits.isnan(), none, none, none, count, zero)
     answer, off = _attempt(program, most)
+    answer = _at_zero(program, answer)
     gap = duality_gap(program, answer, answer.x, program.gradient(answer.x))
     known = answer.exact & (gap <= SURE * program.value(answer.x).abs())
     # f* may be zero: then what rounding makes of f at points of this size
@@ -107,6 +108,28 @@ def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor
     if bool(crossed.any()):
         answer = _crossed(program, answer, crossed)
     return answer, found.off
+
+
+def _at_zero(program: Program | Thin, answer: Answer) -> Answer:
+    """With x = 0 for problems ½xᵀPx that have it, than which there is no smaller value.
+
+    What steps towards it, and the last digits of a face, leave of zero is not zero.
+    """
+    there = (program.limits >= 0).all(-1) & (program.b == 0).all(-1) & (program.q == 0).all(-1)
+    there = there & ~answer.exact
+    rows = there.unsqueeze(-1)
+    x, nu, z = (torch.where(rows, 0, part) for part in answer[:3])
+    missed = torch.where(there, 0, answer.missed)
+    return answer._replace(
+        x=x,
+        nu=nu,
+        z=z,
+        active=answer.active & ~rows,
+        exact=answer.exact | there,
+        empty=answer.empty & ~there,
+        endless=answer.endless & ~there,
+        missed=missed,
+    )
 
 
 def _rounding(program: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)

@@ -1,0 +1,150 @@
+"""What random problems found of rows, intersections and verdicts, by class."""
+
+import math
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+from dfwlayer.engines import compiled
+
+F32, F64 = torch.float32, torch.float64
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(7)
+
+
+def ball_and_box(rows, n, dtype, radius=0.7):
+    lower = -torch.rand(rows, n, dtype=dtype)
+    return dfw.Intersection(
+        dfw.LpBall(2, radius), dfw.Box(lower, torch.rand(rows, n, dtype=dtype))
+    ), lower
+
+
+@pytest.mark.parametrize("method", ["auto", "active-set", "frank-wolfe"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_bounds_of_an_intersection_are_met_to_the_last_bit(method, dtype):
+    cut, lower = ball_and_box(4, 5, dtype)
+    most = {} if method == "auto" else {"max_steps": 3}
+    A, b = torch.randn(4, 7, 5, dtype=dtype), torch.randn(4, 7, dtype=dtype)
+    for engine in (True, False):
+        with compiled.using(engine):
+            x = dfw.solve(dfw.LeastSquares(A, b), cut, method=method, **most).x
+        assert (x >= lower).all()
+        assert (x <= cut.sets[1].upper).all()
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1e-3])
+def test_a_ball_that_is_small_beside_the_slope(radius):
+    """Where f hardly bends on the ball, the first penalty has to be of the size of its slope."""
+    n = 4
+    A = torch.randn(16, 2, n, dtype=F64)  # AᵀA is singular
+    P, q = A.mT @ A, torch.randn(16, n, dtype=F64)
+    cut, _ = ball_and_box(16, n, F64, radius)
+    with compiled.using(False):
+        sol = dfw.solve(dfw.Quadratic(P, q), cut)
+    assert sol.converged.all()
+    # with f(x) = ⟨q, x⟩ but for O(radius²): each coordinate that is free has the slope −μx
+    g = (P @ sol.x.unsqueeze(-1)).squeeze(-1) + q
+    inside = (sol.x > cut.sets[1].lower) & (sol.x < cut.sets[1].upper) & (sol.x != 0)
+    ratio = torch.where(inside, -g / sol.x, torch.nan)
+    spread = ratio.nan_to_num(-torch.inf).amax(-1) - ratio.nan_to_num(torch.inf).amin(-1)
+    assert (spread <= 1e-6 * g.abs().amax(-1) / radius).all()
+
+
+@pytest.mark.parametrize("steps", [1, 7, 40])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_traces_are_right_to_the_last_digits(dtype, steps):
+    """However many matrices were added up on the way."""
+    A, b = torch.randn(20, 18, 16, dtype=dtype), torch.randn(20, 18, dtype=dtype)
+    for method in ("frank-wolfe", "dfw", "auto"):
+        sol = dfw.solve(
+            dfw.LeastSquares(A, b), dfw.Spectraplex(3.7), method=method, max_steps=steps
+        )
+        for matrix in sol.x.reshape(-1, 4, 4):
+            trace = math.fsum(matrix.diagonal().tolist())
+            t = float(torch.tensor(3.7, dtype=dtype))
+            assert abs(trace - t) <= 3 * torch.finfo(dtype).eps * t
+
+
+@pytest.mark.parametrize("function", ["huber", "quartic", "log-sum-exp"])
+def test_smooth_functions_of_float32_over_rows_end(function):
+    """The last minimiser of a model is taken where f cannot tell it from the last point."""
+    rows, n = 60, 12
+    F, d, c = torch.randn(rows, 13, n), torch.randn(rows, 13), torch.randn(rows, n)
+
+    def f(x, F, d, c):
+        r = (F @ x.unsqueeze(-1)).squeeze(-1) - d
+        value = {
+            "huber": lambda: torch.where(r.abs() < 0.3, 0.5 * r * r, 0.3 * r.abs() - 0.045).sum(-1),
+            "quartic": lambda: 0.25 * r.pow(4).sum(-1),
+            "log-sum-exp": lambda: torch.logsumexp(r, -1),
+        }[function]()
+        return value + (c * x).sum(-1)
+
+    transport = dfw.Transport(torch.tensor([1.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0]))
+    sol = dfw.solve(dfw.Smooth(f, F, d, c, shape=(n,)), transport)
+    assert ((sol.status == dfw.Status.CONVERGED) | (sol.status == dfw.Status.ROUNDING_FLOOR)).all()
+
+
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.5, 3.0])
+@pytest.mark.parametrize("method", ["auto", "frank-wolfe"])
+def test_positive_eigenvalues_are_not_called_negative(p, method):
+    """Products with the curvature of a ball may be; a factorisation of P has the last word."""
+    n, rows = 7, 300
+    for _ in range(6 if method == "auto" else 1):
+        root = torch.randn(n, n)
+        P = root @ root.mT / n + 0.1 * torch.eye(n)
+        weight = torch.randn(rows, n) * (torch.rand(rows, n) < 0.7)
+        ball = dfw.LpBall(p, 10 * torch.rand(rows), weight)
+        with compiled.using(False):
+            most = {} if method == "auto" else {"max_steps": 40}
+            sol = dfw.solve(dfw.Quadratic(P, torch.randn(rows, n)), ball, method=method, **most)
+        assert (sol.status != dfw.Status.NOT_CONVEX).all()
+
+
+def test_a_gradient_that_is_all_rounding_shows_no_curvature():
+    """Steps of two units in the last place of x."""
+    rows = 400
+    F, d = torch.randn(rows, 4, 1) * 3, torch.randn(rows, 4) * 5
+
+    def f(x, F, d):
+        return torch.logsumexp((F @ x.unsqueeze(-1)).squeeze(-1) + d, -1)
+
+    sol = dfw.solve(
+        dfw.Smooth(f, F, d, shape=(1,)), dfw.LpBall(1, 2.0), method="frank-wolfe", max_steps=60
+    )
+    assert (sol.status != dfw.Status.NOT_CONVEX).all()
+
+
+def test_a_function_that_bends_down_is_still_told():
+    P = torch.diag(torch.tensor([1.0, 2.0, -0.5]))
+    for objective in (
+        dfw.Quadratic(P, torch.randn(5, 3)),
+        dfw.Smooth(
+            lambda x, q: (x * x * P.diagonal()).sum(-1) + (q * x).sum(-1),
+            torch.randn(5, 3),
+            shape=(3,),
+        ),
+    ):
+        for method in ("auto", "frank-wolfe"):
+            sol = dfw.solve(objective, dfw.LpBall(3, 2.0), method=method, max_steps=100)
+            assert (sol.status == dfw.Status.NOT_CONVEX).any()
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_nothing_to_fit_is_fitted_by_zero(scale):
+    """½‖Ax‖² over rows that have zero, beside problems that take their time."""
+    rows = 160
+    A, b = torch.randn(rows, 2, 2) * scale, torch.randn(rows, 2) * scale
+    b[::3] = 0
+    body = dfw.Polyhedron(
+        A=torch.ones(1, 2), b=torch.zeros(1), lower=torch.tensor([-0.25, -0.75]), upper=0.5
+    )
+    for engine in (True, False):
+        with compiled.using(engine):
+            sol = dfw.solve(dfw.LeastSquares(A, b), body)
+        assert (sol.x[::3] == 0).all()
+        assert (sol.status[::3] == dfw.Status.CONVERGED).all()
