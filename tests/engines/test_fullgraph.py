@@ -16,7 +16,10 @@ from set_cases import CASES
 
 F64 = torch.float64
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit", "ignore:.*is deprecated", "ignore::torch.jit.TracerWarning"
+    "ignore:.*torch.jit",
+    "ignore:.*is deprecated",
+    "ignore::torch.jit.TracerWarning",
+    "ignore:The CUDA Graph is empty",  # with which torch begins its own recordings
 )
 functions_go = pytest.mark.skipif(
     torch.__version__ < "2.8", reason="older compilers cannot hand a function over"

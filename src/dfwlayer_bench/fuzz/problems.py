@@ -345,9 +345,10 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     params = {k: p.rounded(dtype) for k, p in params.items()}
     units = _units(rng, dtype, row, objective, kind)
     options: dict[str, Any] = {}
-    if method in ("frank-wolfe", "dfw") or many:
-        few = [0, 3, 10, 20] if name in PROGRAMS else [0, 3, 20, 40]
-        options["max_steps"] = int(rng.choice(few if many or name in PROGRAMS else [0, 3, 40, 150]))
+    programs = name in PROGRAMS and method != "auto"
+    if method in ("frank-wolfe", "dfw") or many or programs:
+        steps = [0, 3, 10, 20] if programs else [0, 3, 20, 40] if many else [0, 3, 40, 150]
+        options["max_steps"] = int(rng.choice(steps))
     extra = ("alone", "nan", "scale", "precision", "gradient")
     checks = tuple(c for c in extra if rng.random() < 0.2)
     about = (

@@ -148,3 +148,37 @@ def test_nothing_to_fit_is_fitted_by_zero(scale):
             sol = dfw.solve(dfw.LeastSquares(A, b), body)
         assert (sol.x[::3] == 0).all()
         assert (sol.status[::3] == dfw.Status.CONVERGED).all()
+
+
+def test_corrections_that_lead_back_and_forth_end():
+    """Interior-point steps of a problem of six unknowns that went in a circle."""
+    T = torch.eye(6, dtype=F64)
+    T[0, 1], T[0, 2], T[4, 1], T[4, 3] = 1.0, -1.0, 1.0, 1.0
+    scale = torch.tensor([1.0, 0.5, 2.0, 4.0, 0.25, 4.0, 0.25, 0.5, 4.0, 4.0], dtype=F64)
+    G = -scale[:, None] * T[[0, 1, 2, 3, 4, 5, 4, 1, 3, 2]]
+    h = torch.tensor([0.0] * 6 + [1.075] * 3 + [0.0], dtype=F64)
+    A = torch.tensor([[1.0, 3.0, 0.0, 2.0, 1.0, 1.0]], dtype=F64)
+    body = dfw.Polyhedron(G, h, torch.cat((A, -2 * A)), torch.tensor([0.075, -0.15], dtype=F64))
+    q = torch.randn(300, 6, dtype=F64) * 0.3
+    q[:, 2] += 1.7
+    root = torch.randn(300, 6, 6, dtype=F64)
+    P = 0.5 * torch.eye(6, dtype=F64) + root.mT @ root / 30
+    with compiled.using(False):
+        sol = dfw.solve(dfw.Quadratic(P, q), body)
+    assert sol.converged.all()
+
+
+def test_the_only_point_is_where_the_slope_ends():
+    """x* = 0, at bounds: what is left of it is not measured by its own size."""
+    n = 6
+    root = torch.randn(40, n, n, dtype=F64)
+    q = torch.zeros(40, n, dtype=F64)
+    q[:, 0] = torch.rand(40, dtype=F64)
+    for radius in (0.0, 1e-3, 1.0):
+        cut = dfw.Intersection(dfw.LpBall(2, radius), dfw.Box(0.0, torch.ones(n, dtype=F64)))
+        with compiled.using(False):
+            sol = dfw.solve(dfw.Quadratic(root.mT @ root, q), cut)
+        assert sol.status.le(dfw.Status.ROUNDING_FLOOR).all()
+        assert (sol.status != dfw.Status.MAX_STEPS).all()
+        # f = ½‖Rx‖² + q_1 x_1 with x ≥ 0 is smallest at zero
+        assert float(sol.x.abs().max()) <= 1e-9

@@ -62,6 +62,7 @@ def in_contact(members: Members, x: Tensor, points: Tensor, forces: Forces) -> C
         far = u.abs().amax(-1) > ROUNDING * (x.abs().amax(-1) + 1e-300)
         if not bool(far.any()):
             break
+    x = members.clipped(x)  # rounding of a zero may be outside by as much as it is
     return Contact(x, forces, _proven(members, x, forces))
 
 

@@ -89,11 +89,13 @@ def _met(members: Members, most: int) -> Meeting:
     program = members.program
     q = program.q
     crossed = (program.lower > program.upper).any(-1)
-    none = torch.zeros_like(q[:, 0], dtype=torch.bool)
     steps = torch.zeros_like(q[:, 0], dtype=torch.long)
     one = torch.ones_like(steps)
     state = _start(members)
-    best = Meeting(state.x, state.forces, none, crossed, steps, members)
+    # there is no smaller value of ½xᵀPx than that at zero
+    zero = (q == 0).all(-1) & (members.missed(torch.zeros_like(q)) == 0) & ~crossed
+    x = torch.where(zero.unsqueeze(-1), 0, state.x)
+    best = Meeting(x, state.forces, zero, crossed, steps, members)
     for _ in range(min(most, STEPS)):
         left = ~(best.exact | best.empty)[state.places] & (state.stuck < PATIENCE)
         if not bool(left.all()):
@@ -130,11 +132,12 @@ def _start(members: Members) -> _State:
     slope = q.abs().amax(-1)
     some = torch.where(slope > 0, slope / size, 1)
     unit = torch.maximum(bend, some)
+    # whether a step of Newton's may be longer than the members are wide
+    least = torch.maximum(1e-8 * bend, slope / size)
     if members.diagonal is not None:
-        flat = (own.amin(-1) <= 1e-8 * bend).expand(len(q))
+        flat = own.amin(-1) <= least
     else:
-        shift = torch.diag_embed((1e-8 * own.mean(-1, keepdim=True)).expand_as(own))
-        flat = (torch.linalg.cholesky_ex(P - shift)[1] > 0).expand(len(q))
+        flat = torch.linalg.cholesky_ex(P - torch.diag_embed(least[:, None].expand_as(q)))[1] > 0
     rho = (FIRST * unit).unsqueeze(-1)
     forces = members.none()
     look = members.look(x, forces, rho)
@@ -144,11 +147,13 @@ def _start(members: Members) -> _State:
 
 
 def _extent(members: Members, x: Tensor) -> Tensor:  # (B,)
-    """How large x may be: no more than the smallest member, if one is bounded."""
+    """How large x may be: no more than the smallest member that is bounded and no single point."""
     sizes = [part.inner.diameter(members.n).expand(len(x)) for part in members.sets]
     sizes.append((members.program.upper - members.program.lower).norm(dim=-1))
-    least = torch.stack(sizes).amin(0)
-    return torch.where(torch.isfinite(least) & (least > 0), least, x.abs().amax(-1) + 1)
+    some = torch.stack(sizes)
+    least = torch.where(some > 0, some, torch.inf).amin(0)
+    largest = x.abs().amax(-1)
+    return torch.where(torch.isfinite(least), least, torch.where(largest > 0, largest, 1))
 
 
 def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:

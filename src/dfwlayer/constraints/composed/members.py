@@ -206,8 +206,7 @@ class Members:
         gap = torch.where(finite, rows * room, torch.where(rows > 0, torch.inf, 0)).sum(-1)
         gap = gap + (forces.equations * (program.b - program.along(x))).sum(-1)
         rest = gradient + self.pulled(forces._replace(rows=rows))
-        bounded = (i for i, part in enumerate(self.sets) if part.is_bounded(self.n))
-        carrier = next(bounded, None)
+        carrier = self._carrier
         for i, (part, force) in enumerate(zip(self.sets, forces.sets, strict=True)):
             own = rest - force if i == carrier else -force
             gap = gap + ((own * x).sum(-1) - part.lowest(own))
@@ -215,14 +214,21 @@ class Members:
         end = torch.where(force > 0, program.upper, torch.where(force < 0, program.lower, x))
         return gap + torch.where(force == 0, 0, force * (end - x)).sum(-1)
 
+    @property
+    def _carrier(self) -> int | None:
+        """The first set that is bounded."""
+        return next((i for i, part in enumerate(self.sets) if part.is_bounded(self.n)), None)
+
     def terms(self, x: Tensor, slope: Tensor, forces: Forces) -> Tensor:  # (B,)
         """The size of what the gap is a sum of, slope (B, n) that of the terms of ∇f."""
         program = self.program
         flat = program.absolute()
         size = slope + forces.sets.abs().sum(0) + forces.bounds.abs()
         reach = x.abs()
-        for part, force in zip(self.sets, forces.sets, strict=True):
+        for i, (part, force) in enumerate(zip(self.sets, forces.sets, strict=True)):
             reach = reach + (part.vertex(-force) - x).abs()
+            if i == self._carrier:  # of the rounding of ∇f too, whichever way that points
+                reach = reach + part.inner.diameter(self.n).unsqueeze(-1)
         rows = forces.rows.abs() * (times(flat.G, x.abs()) + _finite(program.h))
         lines = forces.equations.abs() * (flat.along(x.abs()) + program.b.abs())
         size = size + times(flat.G.mT, forces.rows.abs()) + flat.pulled(forces.equations.abs())

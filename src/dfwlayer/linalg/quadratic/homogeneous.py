@@ -31,6 +31,8 @@ ROUGH = 1e-2  # the same for a start, which need not solve anything
 CLOSE = 1e-5  # residuals below which no progress is rounding
 TOLD = 0.5  # of μ: a step that makes it smaller than this tells which slacks go to zero
 PATIENCE = 4  # steps without progress
+IDLE = 3  # such steps after which corrections are taken for a cycle
+CENTRED = 0.3  # of μ, what the products are to be after a step that is to end one
 
 
 class Interior(NamedTuple):
@@ -74,11 +76,13 @@ def interior(program: Program | Thin, most: int = STEPS) -> Interior:
     best, steps = at, torch.zeros_like(at.tau[:, 0], dtype=torch.long)
     least = torch.full_like(at.tau[:, 0], torch.inf)
     done = torch.zeros_like(least, dtype=torch.bool)
-    empty, endless, stuck = done, done, torch.zeros_like(steps)
+    empty, endless, stuck, idle = done, done, torch.zeros_like(steps), torch.zeros_like(steps)
     for step in range(min(most, STEPS) + 1):
         state = rows.look(at)
         better = ~done & (state.off < least)
-        stuck = torch.where(state.off < 0.9 * least, 0, stuck + (least < CLOSE))
+        advanced = state.off < 0.9 * least
+        stuck = torch.where(advanced, 0, stuck + (least < CLOSE))
+        idle = torch.where(advanced, 0, idle + 1)
         best = at.chosen(better.unsqueeze(-1), best)
         # slacks of rows that hold x go to zero as μ does and multipliers of the others, whatever
         # their units are; a step that is short does not tell
@@ -94,7 +98,7 @@ def interior(program: Program | Thin, most: int = STEPS) -> Interior:
         done = done | (least <= ENOUGH) | empty | endless | (stuck >= PATIENCE)
         if step == most or bool(done.all()):
             break
-        by, length = rows.step(at, state)
+        by, length = rows.step(at, state, (idle >= IDLE).unsqueeze(-1))
         length = torch.where(done.unsqueeze(-1), 0, length)
         stuck = stuck + (length.squeeze(-1) < LEAST)
         at = at.moved(by, length).chosen(~done.unsqueeze(-1), at)
@@ -187,8 +191,11 @@ class _Rows:
             (endless & unsure).squeeze(-1),
         )
 
-    def step(self, at: _Point, state: _State) -> tuple[_Point, Tensor]:
-        """A direction and how far to go in it."""
+    def step(self, at: _Point, state: _State, cycles: Tensor) -> tuple[_Point, Tensor]:
+        """A direction and how far to go in it; a plain one towards the centre after cycles (B, 1).
+
+        The corrections of Mehrotra's method may lead back and forth between two points.
+        """
         program = self.program
         weight = torch.where(self.held, at.z / _or_one(at.s), 0)
         system = system_of(program, weight)
@@ -201,7 +208,9 @@ class _Rows:
             self.count + 1
         )
         centre = ((mu / state.mu).clamp(0, 1)) ** 3
-        second = affine.s * affine.z, affine.tau * affine.kappa
+        centre = torch.where(cycles, centre.clamp_min(CENTRED), centre)
+        pairs = affine.s * affine.z, affine.tau * affine.kappa
+        second = tuple(torch.where(cycles, 0, pair) for pair in pairs)
         by = self._direction(system, steady, at, state, centre, second[0], second[1])
         length = BOUNDARY * self._length(at, by)
         sound = torch.isfinite(torch.cat(by, -1)).all(-1, keepdim=True)
