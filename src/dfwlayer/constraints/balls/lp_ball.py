@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class LpBall(Ball):
     weight: Tensor | None = field(default=None, metadata=entries(numbers=False))
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
+
+    ranks: ClassVar[Mapping[str, int]] = {"radius": 0, "weight": 1}
 
     def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"

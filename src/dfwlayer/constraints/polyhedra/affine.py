@@ -14,7 +14,8 @@ from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, entries, matrix, number, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormula
 from dfwlayer.constraints.plain.rows import onto_rows
-from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, check_rows, rows_bound
+from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
+from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
 from dfwlayer.constraints.region import Flat, Linear, total
 from dfwlayer.ops.rows import or_one
 
