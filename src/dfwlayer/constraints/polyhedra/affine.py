@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -22,8 +23,24 @@ from dfwlayer.ops.rows import or_one
 __all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative", "plane_form"]
 
 
+class _ByFormula(LinearSet):
+    """One row, with a formula for the projection."""
+
+    @abstractmethod
+    def formula(self, z: Tensor) -> Tensor:
+        """The projection of z (..., n), but for rounding."""
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `formula`."""
+        return self.settled(self.formula(z), z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """The formula."""
+        return PlainFormula(self.as_bound())
+
+
 @dataclass(frozen=True)
-class HalfSpace(LinearSet):
+class HalfSpace(_ByFormula):
     """{x : ⟨a, x⟩ ≤ b}.
 
     Args:
@@ -54,21 +71,13 @@ class HalfSpace(LinearSet):
         b = torch.where(torch.isfinite(b.detach()), b, torch.nan)  # a row without a limit is none
         return (Linear(n, -math.inf, math.inf, row, total(b), None, 0.0),)
 
-    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
-        """See `formula`."""
-        return self.settled(self.formula(z), z)
-
-    def plain(self, *, fixed: bool = True) -> Plain:
-        """The formula."""
-        return PlainFormula(self.as_bound())
-
     def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b)₊ / ⟨a, a⟩."""
         return _moved(z, self.normal, self.level, one_sided=True)
 
 
 @dataclass(frozen=True)
-class Hyperplane(LinearSet):
+class Hyperplane(_ByFormula):
     """{x : ⟨a, x⟩ = b}.
 
     Args:
@@ -89,14 +98,6 @@ class Hyperplane(LinearSet):
     def normal_form(self, n: int) -> Sequence[Flat]:
         """An equation."""
         return plane_form(n, self.normal, self.level)
-
-    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
-        """See `formula`."""
-        return self.settled(self.formula(z), z)
-
-    def plain(self, *, fixed: bool = True) -> Plain:
-        """The formula."""
-        return PlainFormula(self.as_bound())
 
     def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b) / ⟨a, a⟩."""
