@@ -14,7 +14,7 @@ from dfwlayer.constraints.abilities import Atoms, Recordable
 from dfwlayer.constraints.binding import ASKED, bound_first, bound_type, copied, measured
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
+from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table, tensor_of
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.plain import Plain
 from dfwlayer.constraints.region import Block, Region
@@ -159,15 +159,13 @@ class Constraint(ABC):
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The set over flattened variables of that shape, its parameters as tensors."""
         values: dict[str, Tensor] = {}
+        like = torch.empty(0, dtype=dtype, device=device)
         for name, about in table(type(self)).items():
             value: Value | None = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
-                value = torch.tensor(value, dtype=dtype, device=device)
-            values[name] = about.flat(name, value, self.shape_of(shape))
+            values[name] = about.flat(name, tensor_of(value, like), self.shape_of(shape))
         if values:
-            like = torch.empty(0, dtype=dtype, device=device)
             check_tensors({"the objective": like} | values, sparse=self._maybe_sparse())
         return self.as_bound(**values)
 

@@ -17,8 +17,9 @@ from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormu
 from dfwlayer.constraints.plain.rows import onto_rows
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
-from dfwlayer.constraints.region import Flat, Linear, total
+from dfwlayer.constraints.region import Flat, Linear
 from dfwlayer.ops.rows import or_one
+from dfwlayer.ops.values import first_tensor, total
 
 __all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative", "plane_form"]
 
@@ -60,8 +61,8 @@ class HalfSpace(_ByFormula):
 
     def normal_form(self, n: int) -> Sequence[Linear] | None:
         """One row, None where its dtype is not known."""
-        given = self.normal if isinstance(self.normal, Tensor) else self.level
-        if not isinstance(given, Tensor):
+        given = first_tensor(self.normal, self.level)
+        if given is None:
             return None
         a, b = (
             torch.as_tensor(part, dtype=given.dtype, device=given.device)

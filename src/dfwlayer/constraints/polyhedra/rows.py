@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["check_rows", "rows_bound"]
 
@@ -40,6 +40,5 @@ def rows_bound(
             f"{left}: expected rows of {n} entries, as many as the variable has, got "
             f"{tuple(rows.shape)}"
         )
-    if not isinstance(total, Tensor):
-        total = torch.tensor(total, dtype=dtype, device=device)
+    total = tensor_of(total, torch.empty(0, dtype=dtype, device=device))
     return total.expand(rows.shape[-2]) if total.dim() == 0 else total
