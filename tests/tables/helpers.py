@@ -379,3 +379,8 @@ def _normal(gen, shape):
 
 def _signs(gen, shape):
     return 2.0 * (_uniform(gen, shape) < 0.5).to(F64) - 1
+
+
+def draw(*shape, seed=0, dtype=F64):
+    """Normal numbers, the same in every dtype but for rounding."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)

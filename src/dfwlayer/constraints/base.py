@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensors
 from dfwlayer.constraints.abilities import Atoms, Recordable
-from dfwlayer.constraints.binding import ASKED, bound_first, bound_type, copied
+from dfwlayer.constraints.binding import ASKED, bound_first, bound_type, copied, measured
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table
+from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table, tensor_of
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.plain import Plain
 from dfwlayer.constraints.region import Block, Region
@@ -24,9 +24,10 @@ from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 from dfwlayer.ops.tracing import deferred
 
-__all__ = ["Around", "Atoms", "Constraint", "Face", "Recordable", "measured"]
+if TYPE_CHECKING:
+    from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 
-_T = TypeVar("_T")
+__all__ = ["Around", "Atoms", "Constraint", "Face", "Recordable", "measured"]
 
 
 class Around(NamedTuple):
@@ -35,26 +36,6 @@ class Around(NamedTuple):
     inner: Constraint  # S
     centre: Value  # c
     placed: Callable[[Tensor], Tensor]  # y ↦ c + y, as `Constraint.placed` has it
-
-
-class measured(Generic[_T]):  # noqa: N801
-    """A property that a bound set finds once, with autograd: a method, which runs without, may be
-    the first to ask. Any other set finds it anew, as its graph may be gone and its tensors changed.
-    """
-
-    def __init__(self, find: Callable[[Any], _T]) -> None:
-        self.find, self.__doc__ = torch.enable_grad()(find), find.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> _T:
-        if instance is None:
-            raise AttributeError(self.name)
-        value: _T = self.find(instance)
-        if instance.bound:
-            vars(instance)[self.name] = value
-        return value
 
 
 class Constraint(ABC):
@@ -75,6 +56,8 @@ class Constraint(ABC):
 
     bound: ClassVar[bool] = False
     unchecked: ClassVar[bool] = False  # made while operations were recorded
+    # dimensions of one problem's fields, of a set in whose fields any tensor may have a batch
+    ranks: ClassVar[Mapping[str, int]] = {}
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -176,15 +159,13 @@ class Constraint(ABC):
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """The set over flattened variables of that shape, its parameters as tensors."""
         values: dict[str, Tensor] = {}
+        like = torch.empty(0, dtype=dtype, device=device)
         for name, about in table(type(self)).items():
             value: Value | None = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
-                value = torch.tensor(value, dtype=dtype, device=device)
-            values[name] = about.flat(name, value, self.shape_of(shape))
+            values[name] = about.flat(name, tensor_of(value, like), self.shape_of(shape))
         if values:
-            like = torch.empty(0, dtype=dtype, device=device)
             check_tensors({"the objective": like} | values, sparse=self._maybe_sparse())
         return self.as_bound(**values)
 
@@ -407,7 +388,7 @@ class Constraint(ABC):
             if isinstance(value := getattr(self, name), Tensor)
         )
 
-    def as_polyhedron(self, like: Tensor) -> Constraint | None:
+    def as_polyhedron(self, like: Tensor) -> Polyhedron | None:
         """A bound set for vectors like these (..., n) as a bound `Polyhedron`, where it is one."""
         return None
 
@@ -422,6 +403,13 @@ class Constraint(ABC):
     def takes_sparse(self, like: Tensor) -> bool:
         """Whether `minimised` should be given a sparse P, for vectors like these (..., n)."""
         return False
+
+    def minimiser(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """(H, q) ↦ argmin ½⟨x, Hx⟩ + ⟨q, x⟩ over a bound set that has an equation for it.
+
+        H is (n, n) or (B, n, n), q and the result (B, n), in double precision.
+        """
+        return None
 
     def hull_faces(self) -> Callable[[Descent], Face] | None:
         """How to tell the face at a combination of points, for a set that tells it best so."""

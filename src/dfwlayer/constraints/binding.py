@@ -1,12 +1,13 @@
-"""How a set that is asked on its own is bound first, and how copies of sets are made."""
+"""How a set that is asked on its own is bound first, what a bound one keeps, and copies of sets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from dfwlayer.ops.recorded.text import settled
@@ -15,9 +16,10 @@ from dfwlayer.ops.tracing import recording
 if TYPE_CHECKING:
     from dfwlayer.constraints.base import Constraint
 
-__all__ = ["ASKED", "bound_first", "bound_type", "copied"]
+__all__ = ["ASKED", "bound_first", "bound_type", "copied", "measured"]
 
 _Set = TypeVar("_Set", bound="Constraint")
+_T = TypeVar("_T")
 
 # what a set may be asked before it is bound, and which of the answers are points
 POINTS = frozenset(("start", "vertex", "soft_vertex", "retract", "project"))
@@ -71,3 +73,23 @@ def bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return found.unflatten(-1, shape) if name in POINTS else found
 
     return ask
+
+
+class measured(Generic[_T]):  # noqa: N801
+    """A property that a bound set finds once, with autograd: a method, which runs without, may be
+    the first to ask. Any other set finds it anew, as its graph may be gone and its tensors changed.
+    """
+
+    def __init__(self, find: Callable[[Any], _T]) -> None:
+        self.find, self.__doc__ = torch.enable_grad()(find), find.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _T:
+        if instance is None:
+            raise AttributeError(self.name)
+        value: _T = self.find(instance)
+        if instance.bound:
+            vars(instance)[self.name] = value
+        return value

@@ -14,6 +14,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
 from dfwlayer.linalg.sparse import check_sparse, stored_entries
 from dfwlayer.ops.rows import in_one_batch, on_host
+from dfwlayer.ops.values import Value, tensor_of
 from dfwlayer.solution import Status
 
 __all__ = [
@@ -31,8 +32,6 @@ __all__ = [
     "tensor_of",
     "variable_of",
 ]
-
-Value = float | Tensor
 
 
 class Kind(IntEnum):
@@ -273,11 +272,6 @@ def merged(*found: Tensor | None) -> Tensor | None:
             each = torch.where(each, int(Status.NONFINITE), 0)
         codes = each if codes is None else torch.where(codes != 0, codes, each)
     return codes
-
-
-def tensor_of(value: Value) -> Tensor:
-    """A parameter as the tensor that it is in a bound set."""
-    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def variable_of(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dfwlayer.constraints.parameters import Value
+from dfwlayer.ops.values import Value, are_numbers
 
 __all__ = [
     "Block",
@@ -22,9 +22,7 @@ __all__ = [
     "Region",
     "Round",
     "as_oval",
-    "multiplied",
     "oval_around",
-    "total",
 ]
 
 
@@ -102,44 +100,9 @@ def as_oval(block: Block) -> Oval | None:
 def oval_around(form: Sequence[Block] | None, centre: Value) -> Sequence[Oval] | None:
     """The normal form of a ball, or an ellipsoid, with a centre; None for other sets."""
     oval = None if form is None or len(form) > 1 else as_oval(form[0])
-    if oval is None or isinstance(oval.centre, Tensor) or oval.centre != 0:
+    if oval is None or not are_numbers(oval.centre) or oval.centre != 0:
         return None
     return (oval._replace(centre=centre),)
-
-
-def total(value: Value) -> Value:
-    """A number for each problem () or (B,) as it stands in a normal form."""
-    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
-
-
-def multiplied(a: Value, b: Value, power: int = 1) -> Value:
-    """a bᵖ for p = ±1, differentiable; where no gradient arrives none is passed on, also to NaN."""
-    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        return a * b**power
-    like = a if isinstance(a, Tensor) else b
-    both = (torch.as_tensor(v, dtype=like.dtype) for v in (a, b))  # type: ignore[union-attr]
-    out: Tensor = _Multiplied.apply(*both, power)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Multiplied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, power: int) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.power = power
-        return a * b if power == 1 else a / b
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b = ctx.saved_tensors
-        none = grad == 0
-        b = torch.where(none, 1, b)  # whose derivatives, too, are to be finite where none arrives
-        to_a, to_b = (b, a) if ctx.power == 1 else (1 / b, -a / (b * b))
-        return (
-            torch.where(none, 0, grad * to_a).sum_to_size(a.shape),
-            torch.where(none, 0, grad * to_b).sum_to_size(ctx.saved_tensors[1].shape),
-            None,
-        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, is_dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints import LpBall
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.differentiate.transforms import has_derivatives
 from dfwlayer.objectives import LeastSquares, Quadratic
@@ -67,10 +66,8 @@ def ranks_of(
     None where it is not known that a batch may be put in front of each of them.
     """
     ranks: list[int] = []
-    for part, known in (
-        (objective, objective.ranks),
-        (constraint, {"radius": 0, "weight": 1} if isinstance(constraint, LpBall) else None),
-    ):
+    for part in (objective, constraint):
+        known = part.ranks
         if not known:
             return None
         for name in fields_of(part):

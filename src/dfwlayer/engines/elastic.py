@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.engines.base import Arguments, bind
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.solution import Solution, Status
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 
 __all__ = ["relaxed"]
 
@@ -37,7 +39,7 @@ def relaxed(run: Solve, arguments: Arguments, settings: Settings, found: Solutio
     objective = task.objective
     like = torch.empty(objective.shape, dtype=objective.dtype, device=objective.device).flatten()
     constraint = task.constraint.as_polyhedron(like)
-    if not isinstance(constraint, Polyhedron):
+    if constraint is None:
         raise ValueError(
             "on_infeasible: 'least-violation' is for sets of linear rows, such as Polyhedron, got "
             f"{type(arguments.constraint).__name__}"
@@ -45,8 +47,9 @@ def relaxed(run: Solve, arguments: Arguments, settings: Settings, found: Solutio
     index = lost.nonzero().squeeze(-1)
     if lost.dim():
         part, own = constraint.rows(index), objective.rows(index)
-        assert isinstance(part, Polyhedron) and own is not None  # noqa: PT018
-        constraint, objective = part, own
+        constraint = None if part is None else part.as_polyhedron(like)
+        assert constraint is not None and own is not None  # noqa: PT018
+        objective = own
     count = len(index) if lost.dim() else None
     wider = _given_way(run, constraint, objective, count)
     again = run(objective, wider)
@@ -118,13 +121,13 @@ def _given_way(
     aside = wide(-eye)
     endless = like.new_full((*lead, k), torch.inf)
     far = like.new_full((*lead, m), torch.inf)
-    elastic = Polyhedron(
-        torch.cat((wide(G), aside[..., :m, :]), -1),
-        h.expand(*lead, m),
-        torch.cat((wide(A), aside[..., m:, :]), -1),
-        b.expand(*lead, k),
-        torch.cat((lower, torch.zeros_like(far), -endless), -1),
-        torch.cat((upper, far, endless), -1),
+    elastic = constraint.changed(
+        G=torch.cat((wide(G), aside[..., :m, :]), -1),
+        h=h.expand(*lead, m),
+        A=torch.cat((wide(A), aside[..., m:, :]), -1),
+        b=b.expand(*lead, k),
+        lower=torch.cat((lower, torch.zeros_like(far), -endless), -1),
+        upper=torch.cat((upper, far, endless), -1),
     )
     bend = torch.diag(torch.cat((like.new_zeros(n), like.new_ones(m + k))))
     give = run(Quadratic(bend, like.new_zeros(*lead, n + m + k)), elastic).x

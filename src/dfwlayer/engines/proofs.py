@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.constraints.polyhedra.proofs import direction_down, proof_of_empty
 from dfwlayer.engines.base import Task
 from dfwlayer.objectives.base import Objective
 from dfwlayer.solution import Status
+
+if TYPE_CHECKING:
+    from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 
 __all__ = ["proof_of"]
 
@@ -44,9 +47,9 @@ def proof_of(task: Task, status: Tensor) -> dict[str, Tensor]:
     return out
 
 
-def _rows_of(task: Task, like: Tensor) -> LinearSet:
+def _rows_of(task: Task, like: Tensor) -> Polyhedron:
     found = task.constraint.as_polyhedron(like)
-    if not isinstance(found, LinearSet):
+    if found is None:
         raise ValueError(
             "constraint: a proof is to be had for sets of linear rows, such as Polyhedron and Box, "
             f"got {type(task.constraint).__name__}"

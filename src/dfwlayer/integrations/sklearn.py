@@ -14,6 +14,7 @@ Needs scikit-learn; nothing else in this package imports it.
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
@@ -139,27 +140,58 @@ class _Limited(BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(padded.astype(X.dtype))
 
 
+class _InBall(_Limited):
+    """With ‖w ∘ β‖₁ ≤ radius."""
+
+    def __init__(
+        self,
+        radius: float = 1.0,
+        *,
+        weight: Any = None,
+        fit_intercept: bool = True,
+        tol: float = 1e-10,
+        max_iter: int = 1000,
+    ) -> None:
+        self.radius = radius
+        self.weight = weight
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+
+    @abstractmethod
+    def _data(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """What is fitted to."""
+
+    @abstractmethod
+    def _fitted(self, data: Any, radius: float, start: Solution | None = None) -> _Fit:
+        """The fit for a radius."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit to X (samples, features), dense or sparse, and y (samples,), numbers or labels."""
+        return self._keep(self._fitted(self._data(X, y, sample_weight), self.radius))
+
+    def path(self, X: Any, y: Any, radii: Iterable[float], sample_weight: Any = None) -> Path:
+        """The fits for these radii, each one started from the one before."""
+        fits: list[_Fit] = []
+        data = self._data(X, y, sample_weight)
+        given = np.asarray(list(radii), dtype=np.float64)
+        for radius in given:
+            fits.append(self._fitted(data, radius, fits[-1].solution if fits else None))
+        columns = (
+            [fit.coef for fit in fits],
+            [fit.intercept for fit in fits],
+            [fit.alpha for fit in fits],
+            [float(fit.solution.gap) for fit in fits],
+            [fit.n_iter for fit in fits],
+        )
+        return Path(given, *map(np.asarray, columns))
+
+
 def _shares(sample_weight: Any, X: Any) -> Array:
     """What each sample counts, with sum one."""
     weight: Array = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
     shares: Array = weight / weight.sum()  # which scikit-learn has found to be positive
     return shares
-
-
-def _path(model: Any, radii: Iterable[float], problem: Any) -> Path:
-    """One fit after the other, each from the one before."""
-    fits: list[_Fit] = []
-    given = np.asarray(list(radii), dtype=np.float64)
-    for radius in given:
-        fits.append(model._fitted(problem, radius, fits[-1].solution if fits else None))
-    columns = (
-        [fit.coef for fit in fits],
-        [fit.intercept for fit in fits],
-        [fit.alpha for fit in fits],
-        [float(fit.solution.gap) for fit in fits],
-        [fit.n_iter for fit in fits],
-    )
-    return Path(given, *map(np.asarray, columns))
 
 
 class _Rows(NamedTuple):
@@ -207,7 +239,7 @@ class _Linear(RegressorMixin, _Limited):  # type: ignore[misc]
         return found
 
 
-class ConstrainedLasso(_Linear):
+class ConstrainedLasso(_Linear, _InBall):
     """Least squares with ‖w ∘ β‖₁ ≤ radius: min ½ Σ s_i (y_i − x_i β − c)² / Σ s_i.
 
     Args:
@@ -226,28 +258,8 @@ class ConstrainedLasso(_Linear):
 
     """
 
-    def __init__(
-        self,
-        radius: float = 1.0,
-        *,
-        weight: Any = None,
-        fit_intercept: bool = True,
-        tol: float = 1e-10,
-        max_iter: int = 1000,
-    ) -> None:
-        self.radius = radius
-        self.weight = weight
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit to X (samples, features), dense or sparse, and y (samples,)."""
-        return self._keep(self._fitted(self._rows(X, y, sample_weight), self.radius))
-
-    def path(self, X: Any, y: Any, radii: Iterable[float], sample_weight: Any = None) -> Path:
-        """The fits for these radii, each one started from the one before."""
-        return _path(self, radii, self._rows(X, y, sample_weight))
+    def _data(self, X: Any, y: Any, sample_weight: Any) -> _Rows:
+        return self._rows(X, y, sample_weight)
 
     def _fitted(self, rows: _Rows, radius: float, start: Solution | None = None) -> _Fit:
         ball = LpBall(1, radius, self._weights(self.weight, rows.X, rows.columns))
@@ -304,7 +316,7 @@ class _Labelled(NamedTuple):
         return _Fit(coef.reshape(self.rows, -1), intercept, solution, "radius")
 
 
-class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
+class L1LogisticRegression(ClassifierMixin, _InBall):  # type: ignore[misc]
     """Logistic regression with ‖w ∘ β‖₁ ≤ radius, for two classes or, multinomial, for more.
 
     The loss is the mean of −log p(y_i | x_i), over samples with weights. For two classes β has one
@@ -337,21 +349,11 @@ class L1LogisticRegression(ClassifierMixin, _Limited):  # type: ignore[misc]
         tol: float = 1e-7,
         max_iter: int = 1000,
     ) -> None:
-        self.radius = radius
-        self.weight = weight
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
+        super().__init__(
+            radius, weight=weight, fit_intercept=fit_intercept, tol=tol, max_iter=max_iter
+        )
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit to X (samples, features), dense or sparse, and labels y (samples,)."""
-        return self._keep(self._fitted(self._labelled(X, y, sample_weight), self.radius))
-
-    def path(self, X: Any, y: Any, radii: Iterable[float], sample_weight: Any = None) -> Path:
-        """The fits for these radii, each one started from the one before."""
-        return _path(self, radii, self._labelled(X, y, sample_weight))
-
-    def _labelled(self, X: Any, y: Any, sample_weight: Any) -> _Labelled:
+    def _data(self, X: Any, y: Any, sample_weight: Any) -> _Labelled:
         X, y = self._read(X, y)
         check_classification_targets(y)
         share = _shares(sample_weight, X)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.region import Region
 from dfwlayer.methods.interior_point import ITERATIONS, interior_point
 from dfwlayer.methods.phases import Iterate, least_along
@@ -20,20 +19,19 @@ from dfwlayer.ops.rows import (
     number,
     select,
 )
-from dfwlayer.ops.scale import TINY
 
 __all__ = ["minimise_models"]
 
 MODELS = 400  # of an f that is not quadratic; one that is nearly piecewise linear has many pieces
-SECULAR = 60  # Newton steps for the multiplier of an ellipsoid, each twice as exact at the end
 CLOSE = 1e-11  # gap relative to f at which another model has little to add
 
 
 def minimise_models(at: Iterate, rows: Mask) -> bool:
     """Bring these problems to the solution, as far as the steps that are left reach.
 
-    Returned is whether set and objective are of a form for which that can be done. On an ellipsoid
-    it can, but as exact as its conditioning allows, so that it is for other steps to go on.
+    Returned is whether set and objective are of a form for which that can be done. A set that has
+    an equation for the minimiser has it as exact as its conditioning allows, so that it is for
+    other steps to go on.
 
     The quadratic model of f is minimised over the set by an interior point method. A quadratic f
     is its own model. For another one the next model is made where f is least on the way to the
@@ -42,7 +40,8 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
     """
     constraint = at.problem.constraint
     region = constraint.region(_rows(at.x))
-    if region is None and not isinstance(constraint, Ellipsoid):
+    equation = constraint.minimiser() if region is None else None
+    if region is None and equation is None:
         return False
     quadratic = at.problem.objective.quadratic
     for _ in range(1 if quadratic else MODELS):
@@ -55,9 +54,10 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
         if region is not None:
             points = _minimisers(at, model, region, going)
         else:
-            assert isinstance(constraint, Ellipsoid)
+            assert equation is not None
             at.left = select(rows, maximum(at.left - 2, 0.0), at.left)
-            x = _in_ellipsoid(model.dense(), constraint).to(at.x.dtype).reshape(at.x.shape)
+            full = model.dense()
+            x = equation(full.matrix, full.slope).to(at.x.dtype).reshape(at.x.shape)
             points = [constraint.project(x, near=at.x)]
         if quadratic:
             _take(at, rows, points)
@@ -83,42 +83,6 @@ def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> lis
     wide = [x.double().index_copy(0, index, part) for part in (pair.x, exact)]
     project = at.problem.constraint.project
     return [project(part.to(x.dtype).reshape(at.x.shape), near=at.x) for part in wide]
-
-
-def _in_ellipsoid(model: Model, ellipsoid: Ellipsoid) -> Tensor:  # (B, n)
-    """The minimiser of ½⟨x, Hx⟩ + ⟨q, x⟩ with ‖Ax‖ ≤ t, in double precision.
-
-    With A = QR, y = Rx and R⁻ᵀHR⁻¹ = V diag(h) Vᵀ it is Vᵀy = −p/(h + μ), p = VᵀR⁻ᵀq. μ is 0, or
-    where ‖y‖ would be more than t then, the one with ‖y‖ = t: Newton's method for 1/‖y‖ = 1/t
-    comes to it from below, without ever passing it.
-    """
-    triangle = torch.linalg.qr(ellipsoid.A.detach().double(), mode="r").R
-    radius = torch.as_tensor(ellipsoid.radius).detach().double().reshape(-1, 1).to(triangle.device)
-    bound = radius.clamp_min(TINY)
-
-    def divided(v: Tensor) -> Tensor:
-        """R⁻ᵀ v."""
-        out: Tensor = torch.linalg.solve_triangular(triangle.mT, v, upper=False)
-        return out
-
-    h, V = torch.linalg.eigh(_even(divided(divided(model.matrix).mT)))
-    h = h.clamp_min(0)
-    p = (V.mT @ divided(model.slope.unsqueeze(-1))).squeeze(-1)
-    mu = (p.abs() / bound - h).amax(-1, keepdim=True).clamp_min(0)
-    for _ in range(SECULAR):
-        y = p / (h + mu).clamp_min(TINY)
-        square = (y * y).sum(-1, keepdim=True)
-        slope = (y * y / (h + mu).clamp_min(TINY)).sum(-1, keepdim=True)
-        change = (square.sqrt() - bound) / bound * square / slope.clamp_min(TINY)
-        mu = mu + torch.nan_to_num(change, posinf=0.0).clamp_min(0)
-    y = V @ (-p / (h + mu).clamp_min(TINY)).unsqueeze(-1)
-    x = torch.linalg.solve_triangular(triangle, y, upper=True).squeeze(-1)
-    return torch.where((radius > 0) & torch.isfinite(x), x, 0)
-
-
-def _even(matrix: Tensor) -> Tensor:
-    """The symmetric part; what is not finite is left out, as eigh would refuse the whole batch."""
-    return torch.nan_to_num(0.5 * (matrix + matrix.mT), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _take(at: Iterate, rows: Mask, points: list[Tensor]) -> None:

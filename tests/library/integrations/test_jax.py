@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import composed_set_cases
 import dfwlayer
 import linear_set_cases
 import round_set_cases
@@ -72,7 +73,7 @@ def test_every_set_is_solved_and_differentiated_as_by_the_library(name, monkeypa
     known = dfwlayer.solve(dfwlayer.Quadratic(drawn.P, leaves["q"]), case.build(own), **shape)
     known.x.square().sum().backward()
 
-    for module in (set_cases, linear_set_cases, round_set_cases):
+    for module in (set_cases, composed_set_cases, linear_set_cases, round_set_cases):
         monkeypatch.setattr(module, "dfw", dfw)
 
     def loss(q, parameters, P):

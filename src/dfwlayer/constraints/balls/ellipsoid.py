@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -17,14 +17,17 @@ from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainEllipsoid
-from dfwlayer.constraints.region import Oval, total
+from dfwlayer.constraints.region import Oval
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.matrices import times
 from dfwlayer.ops.rows import dot, norm, or_one
-from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.scale import TINY, Scale
+from dfwlayer.ops.values import total
 from dfwlayer.solution import Status
 
 __all__ = ["Ellipsoid"]
+
+SECULAR = 60  # Newton steps for a multiplier, each twice as exact at the end
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,40 @@ class Ellipsoid(Ball):
         multiplier = torch.where(active & (radius > 0), multiplier, 0)
         return EllipsoidFace(self.A, tensor_of(self.radius), x, free, multiplier.unsqueeze(-1))
 
+    def minimiser(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """By the secular equation."""
+        return self._least
+
+    def _least(self, H: Tensor, q: Tensor) -> Tensor:
+        """The minimiser of ½⟨x, Hx⟩ + ⟨q, x⟩ with ‖Ax‖ ≤ t, in double precision.
+
+        With A = QR, y = Rx and R⁻ᵀHR⁻¹ = V diag(h) Vᵀ it is Vᵀy = −p/(h + μ), p = VᵀR⁻ᵀq. μ is 0,
+        or where ‖y‖ would be more than t then, the one with ‖y‖ = t: Newton's method for
+        1/‖y‖ = 1/t comes to it from below, without ever passing it.
+        """
+        triangle = torch.linalg.qr(self.A.detach().double(), mode="r").R
+        radius = tensor_of(self.radius).detach().double().reshape(-1, 1).to(triangle.device)
+        bound = radius.clamp_min(TINY)
+
+        def divided(v: Tensor) -> Tensor:
+            """R⁻ᵀ v."""
+            out: Tensor = torch.linalg.solve_triangular(triangle.mT, v, upper=False)
+            return out
+
+        h, V = torch.linalg.eigh(_even(divided(divided(H).mT)))
+        h = h.clamp_min(0)
+        p = (V.mT @ divided(q.unsqueeze(-1))).squeeze(-1)
+        mu = (p.abs() / bound - h).amax(-1, keepdim=True).clamp_min(0)
+        for _ in range(SECULAR):
+            y = p / (h + mu).clamp_min(TINY)
+            square = (y * y).sum(-1, keepdim=True)
+            slope = (y * y / (h + mu).clamp_min(TINY)).sum(-1, keepdim=True)
+            change = (square.sqrt() - bound) / bound * square / slope.clamp_min(TINY)
+            mu = mu + torch.nan_to_num(change, posinf=0.0).clamp_min(0)
+        y = V @ (-p / (h + mu).clamp_min(TINY)).unsqueeze(-1)
+        x = torch.linalg.solve_triangular(triangle, y, upper=True).squeeze(-1)
+        return torch.where((radius > 0) & torch.isfinite(x), x, 0)
+
     @measured
     def _axes(self) -> _Axes:
         return _Axes.of(self.A)
@@ -245,3 +282,8 @@ def _solve(triangle: Tensor, y: Tensor, *, upper: bool) -> Tensor:  # (..., n, n
     columns = y.mT if shared else y.unsqueeze(-1)
     x: Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
     return x.mT if shared else x.squeeze(-1)
+
+
+def _even(matrix: Tensor) -> Tensor:
+    """The symmetric part; what is not finite is left out, as eigh would refuse the whole batch."""
+    return torch.nan_to_num(0.5 * (matrix + matrix.mT), nan=0.0, posinf=0.0, neginf=0.0)

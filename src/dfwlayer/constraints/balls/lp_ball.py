@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, Face, measured
 from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainPower
-from dfwlayer.constraints.region import Block, Flat, Power, Region, Round, multiplied, total
+from dfwlayer.constraints.region import Block, Flat, Power, Region, Round
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.values import multiplied, total
 
 __all__ = ["LpBall"]
 
@@ -45,6 +46,8 @@ class LpBall(Ball):
     weight: Tensor | None = field(default=None, metadata=entries(numbers=False))
     _: KW_ONLY
     centre: InitVar[float | Tensor | None] = None
+
+    ranks: ClassVar[Mapping[str, int]] = {"radius": 0, "weight": 1}
 
     def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"
@@ -227,14 +230,14 @@ class LpBall(Ball):
 
     def normal_form(self, n: int) -> Sequence[Block] | None:
         """Flat for p = 1 and ∞."""
-        weight, radius = 1.0 if self.weight is None else self.weight, total(self.radius)
+        weight: Value = 1.0 if self.weight is None else self.weight
+        radius = total(self.radius)
         if self.p == 2:
             return (Round(n, weight, radius),)
         if self.p == 1:
             return (Flat(n, -math.inf, math.inf, weight, radius),)
         if self.p == torch.inf:
-            size = weight.abs() if isinstance(weight, Tensor) else weight
-            reach = multiplied(radius, size, -1)
+            reach = multiplied(radius, abs(weight), -1)  # type: ignore[arg-type]
             if isinstance(reach, Tensor):  # a point has a derivative on one side only
                 reach = torch.where(reach.detach() > 0, reach, torch.nan)
             elif reach == 0:

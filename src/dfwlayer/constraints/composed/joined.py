@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.constraints.region import Block, Flat, Linear, Met, as_oval
+from dfwlayer.ops.values import Value, first_tensor, larger, smaller
 
 __all__ = ["Joined", "common_form"]
 
@@ -85,8 +85,8 @@ def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Blo
         return None
     bounded: list[Flat | Linear] = [*flat, *lists]
     ends: tuple[Value, Value] = (-math.inf, math.inf)
-    lower = reduce(_larger, [block.lower for block in bounded], ends[0])
-    upper = reduce(_smaller, [block.upper for block in bounded], ends[1])
+    lower = reduce(larger, [block.lower for block in bounded], ends[0])
+    upper = reduce(smaller, [block.upper for block in bounded], ends[1])
     budgets = [block for block in flat if block.weight is not None]
     equations = tuple(equation for block in flat for equation in block.equations)
     if len(flat) == len(blocks) and len(budgets) < 2 and len(budgets) + len(equations) <= MOST:
@@ -106,9 +106,8 @@ def _some_tensor(blocks: Sequence[Any]) -> Tensor | None:
     """One of which dtype and device are those of all."""
     for block in blocks:
         nested = [part for pair in getattr(block, "equations", ()) for part in pair]
-        for part in (*block, *nested):
-            if isinstance(part, Tensor):
-                return part
+        if (found := first_tensor(*block, *nested)) is not None:
+            return found
     return None
 
 
@@ -127,19 +126,3 @@ def _stacked(parts: Sequence[tuple[Tensor, Value]]) -> tuple[Tensor | None, Valu
         own = torch.as_tensor(side, dtype=like.dtype, device=like.device)
         sides.append(own.expand(*own.shape[:-1], matrix.shape[-2]))
     return _below([matrix for matrix, _ in parts], 2), _below(sides, 1)
-
-
-def _larger(a: Value, b: Value) -> Value:
-    """The maximum of bounds, either of them a number, (1,), (n,) or (B, n)."""
-    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
-        return max(a, b)
-    if -math.inf in (one for one in (a, b) if not isinstance(one, Tensor)):
-        return a if isinstance(a, Tensor) else b
-    like = a if isinstance(a, Tensor) else b
-    both = (torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in (a, b))  # type: ignore[union-attr]
-    return torch.maximum(*both)
-
-
-def _smaller(a: Value, b: Value) -> Value:
-    """The minimum, likewise."""
-    return -_larger(-a, -b)

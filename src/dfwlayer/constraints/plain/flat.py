@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.composed.plane_limits import within_reach
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide
 from dfwlayer.constraints.plain.thresholds import above_zero, between
 from dfwlayer.constraints.region import Flat
 from dfwlayer.ops.rows import quotient
+from dfwlayer.ops.values import Value, are_numbers
 
 __all__ = ["PlainFlat"]
 
@@ -84,8 +84,7 @@ class PlainFlat(Plain):
     @property
     def _origin(self) -> PlainFlat | None:
         """The bounds where the point next to zero may not be zero, None where it is."""
-        numbers = not isinstance(self.lower, Tensor) and not isinstance(self.upper, Tensor)
-        if numbers and self.lower <= 0 <= self.upper:
+        if are_numbers(self.lower, self.upper) and self.lower <= 0 <= self.upper:
             return None
         return replace(self, weight=None, equations=())
 
@@ -201,9 +200,9 @@ class PlainFlat(Plain):
 
 def _is(value: Value | None, number: float) -> bool:
     """Whether a parameter is this number, whatever the data."""
-    return not isinstance(value, Tensor) and value == number
+    return are_numbers(value) and bool(value == number)
 
 
 def _bounded(end: Value) -> bool:
     """Whether a bound is known to be finite."""
-    return not isinstance(end, Tensor) and math.isfinite(end)
+    return are_numbers(end) and math.isfinite(end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -14,15 +15,33 @@ from dfwlayer.constraints.base import Constraint, measured
 from dfwlayer.constraints.parameters import Value, entries, matrix, number, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormula
 from dfwlayer.constraints.plain.rows import onto_rows
-from dfwlayer.constraints.polyhedra.polyhedron import LinearSet, check_rows, rows_bound
-from dfwlayer.constraints.region import Flat, Linear, total
+from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
+from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
+from dfwlayer.constraints.region import Flat, Linear
 from dfwlayer.ops.rows import or_one
+from dfwlayer.ops.values import first_tensor, total
 
 __all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative", "plane_form"]
 
 
+class _ByFormula(LinearSet):
+    """One row, with a formula for the projection."""
+
+    @abstractmethod
+    def formula(self, z: Tensor) -> Tensor:
+        """The projection of z (..., n), but for rounding."""
+
+    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
+        """See `formula`."""
+        return self.settled(self.formula(z), z)
+
+    def plain(self, *, fixed: bool = True) -> Plain:
+        """The formula."""
+        return PlainFormula(self.as_bound())
+
+
 @dataclass(frozen=True)
-class HalfSpace(LinearSet):
+class HalfSpace(_ByFormula):
     """{x : ⟨a, x⟩ ≤ b}.
 
     Args:
@@ -42,8 +61,8 @@ class HalfSpace(LinearSet):
 
     def normal_form(self, n: int) -> Sequence[Linear] | None:
         """One row, None where its dtype is not known."""
-        given = self.normal if isinstance(self.normal, Tensor) else self.level
-        if not isinstance(given, Tensor):
+        given = first_tensor(self.normal, self.level)
+        if given is None:
             return None
         a, b = (
             torch.as_tensor(part, dtype=given.dtype, device=given.device)
@@ -53,21 +72,13 @@ class HalfSpace(LinearSet):
         b = torch.where(torch.isfinite(b.detach()), b, torch.nan)  # a row without a limit is none
         return (Linear(n, -math.inf, math.inf, row, total(b), None, 0.0),)
 
-    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
-        """See `formula`."""
-        return self.settled(self.formula(z), z)
-
-    def plain(self, *, fixed: bool = True) -> Plain:
-        """The formula."""
-        return PlainFormula(self.as_bound())
-
     def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b)₊ / ⟨a, a⟩."""
         return _moved(z, self.normal, self.level, one_sided=True)
 
 
 @dataclass(frozen=True)
-class Hyperplane(LinearSet):
+class Hyperplane(_ByFormula):
     """{x : ⟨a, x⟩ = b}.
 
     Args:
@@ -88,14 +99,6 @@ class Hyperplane(LinearSet):
     def normal_form(self, n: int) -> Sequence[Flat]:
         """An equation."""
         return plane_form(n, self.normal, self.level)
-
-    def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
-        """See `formula`."""
-        return self.settled(self.formula(z), z)
-
-    def plain(self, *, fixed: bool = True) -> Plain:
-        """The formula."""
-        return PlainFormula(self.as_bound())
 
     def formula(self, z: Tensor) -> Tensor:
         """z − a (⟨a, z⟩ − b) / ⟨a, a⟩."""

@@ -16,6 +16,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFac
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
+from dfwlayer.ops.values import are_numbers
 from dfwlayer.solution import Status
 
 __all__ = ["Box", "open_side"]
@@ -55,8 +56,7 @@ class Box(PolyhedralSet):
     def check_values(self) -> Tensor | None:
         """lower ≤ upper, and neither of them infinite on the wrong side."""
         low, high = self.ends
-        numbers = not isinstance(low, Tensor) and not isinstance(high, Tensor)
-        if numbers and low <= high and low < math.inf and high > -math.inf:
+        if are_numbers(low, high) and low <= high and low < math.inf and high > -math.inf:
             return None
         lower, upper = (torch.as_tensor(end).detach() for end in (low, high))
         room = upper - lower

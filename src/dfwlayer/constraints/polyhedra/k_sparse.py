@@ -11,7 +11,8 @@ from torch import Tensor
 from dfwlayer.constraints.parameters import Value, as_column, number
 from dfwlayer.constraints.polyhedra.l1_box import L1BoxSet
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
-from dfwlayer.constraints.region import Flat, multiplied, total
+from dfwlayer.constraints.region import Flat
+from dfwlayer.ops.values import multiplied, total
 
 __all__ = ["KSparse"]
 

@@ -24,10 +24,11 @@ from dfwlayer.constraints.polyhedra.box import Box, open_side
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
-from dfwlayer.constraints.region import Flat, total
+from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to, scaled_into
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
+from dfwlayer.ops.values import total
 from dfwlayer.solution import Status
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]

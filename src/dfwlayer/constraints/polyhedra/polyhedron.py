@@ -15,6 +15,7 @@ from dfwlayer.constraints.minimum import Minimum
 from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainRows
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace, face_of_answer
+from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.quadratic import (
@@ -33,7 +34,7 @@ from dfwlayer.linalg.sparse_factor import as_csr, no_entries
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
 
-__all__ = ["LinearSet", "Polyhedron", "check_rows", "rows_bound"]
+__all__ = ["LinearSet", "Polyhedron"]
 
 KEPT = 2**22  # entries, zeros included, beyond which sparse rows stay sparse
 LARGEST = 2**25  # the same, beyond which they are never made dense
@@ -410,39 +411,6 @@ class _Minimum(Minimum):
 
     def face(self, x: Tensor, noise: Tensor) -> LinearFace:
         return face_of_answer(self.constraint, self.answer, x, noise)
-
-
-def check_rows(left: str, rows: Tensor, right: str, total: Value) -> None:
-    """Raise unless a parameter holds rows, and another one as many numbers."""
-    if rows.dim() < 2:
-        raise ValueError(
-            f"{left}: expected shape (m, n) or (*batch, m, n), got {tuple(rows.shape)}"
-        )
-    if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
-        raise ValueError(
-            f"{right}: expected shape ({rows.shape[-2]},) or (B, {rows.shape[-2]}), one "
-            f"for each row of {left}, got {tuple(total.shape)}"
-        )
-
-
-def rows_bound(
-    left: str,
-    rows: Tensor,
-    total: Value,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """The right-hand side of rows over variables of that shape, a number for each of them."""
-    n = math.prod(shape)
-    if rows.shape[-1] != n:
-        raise ValueError(
-            f"{left}: expected rows of {n} entries, as many as the variable has, got "
-            f"{tuple(rows.shape)}"
-        )
-    if not isinstance(total, Tensor):
-        total = torch.tensor(total, dtype=dtype, device=device)
-    return total.expand(rows.shape[-2]) if total.dim() == 0 else total
 
 
 def _largest(x: Tensor) -> Tensor:  # (B, n) -> (B, n)

@@ -23,9 +23,10 @@ from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
-from dfwlayer.constraints.region import Flat, total
+from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
+from dfwlayer.ops.values import total
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:

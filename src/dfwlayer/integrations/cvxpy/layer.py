@@ -17,7 +17,7 @@ from dfwlayer.constraints import Polyhedron
 from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.integrations.cvxpy.model import Model, model_of
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
-from dfwlayer.layer import _Layer
+from dfwlayer.layer.base import Layer
 from dfwlayer.ops.recorded import uncompiled
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 
@@ -34,7 +34,7 @@ class ForwardedWarning(UserWarning):
     """A problem, or a term of it, that this library does not know goes to cvxpylayers."""
 
 
-class CvxpyLayer(_Layer):
+class CvxpyLayer(Layer):
     """The solution of a parametrised cvxpy problem, with gradients: cvxpylayers' torch layer.
 
     Constructor and call are those of ``cvxpylayers.torch.CvxpyLayer``. A problem is solved here if

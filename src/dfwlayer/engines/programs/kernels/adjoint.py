@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.programs.kernels.blocks import (
-    across,
     again,
-    count,
     entries,
     entry,
     largest,
@@ -20,6 +17,7 @@ from dfwlayer.engines.programs.kernels.blocks import (
     times,
     yes,
 )
+from dfwlayer.engines.programs.kernels.ends import arrived, moved
 from dfwlayer.engines.programs.kernels.faces import inverse, invert, tie, tied
 from dfwlayer.engines.programs.kernels.projection import (
     BUDGET,
@@ -31,8 +29,6 @@ from dfwlayer.engines.programs.kernels.projection import (
 )
 
 __all__ = ["adjoint"]
-
-SOLVED = tl.constexpr(outcome.SOLVED)
 
 
 def _adjoint(
@@ -78,7 +74,7 @@ def _adjoint(
     x = tl.load(state + lane, mask=cell, other=0.0)
     places = tl.load(state + n + lane, mask=cell, other=LOW).to(tl.int32)
     first, second = tl.load(state + 2 * n), tl.load(state + 2 * n + 1)
-    answered = (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
+    answered = arrived(codes, b, v, N)
     zero = number(0.0, x)
     blank = tl.zeros((N,), tl.float64)
     u, rest, signed, c, nu, mu = blank, blank, blank, blank, zero, zero
@@ -98,7 +94,7 @@ def _adjoint(
             row, column = outer_index(N, C)
             diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
             M, sound = invert(M, free, lane < 0, diagonal, n, N, C)
-        own, other, moved, also, one, both, two, tight = tie(
+        own, other, tied_to, also, one, both, two, tight = tie(
             M, free, a, c, x, first, KIND, CUT, DENSE, N, C
         )
         rest = v
@@ -109,7 +105,7 @@ def _adjoint(
             if N > 64 and KIND != NOTHING:
                 short, lack, _ = sums(own * u, other * u, blank)
             more, by, along = tied(
-                z, -short, -lack, own, other, moved, also, one, both, two, KIND, CUT
+                z, -short, -lack, own, other, tied_to, also, one, both, two, KIND, CUT
             )
             u += more
             nu += by
@@ -133,14 +129,7 @@ def _adjoint(
         if CUT:
             rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
-    if u_out is not None:
-        stored(u_out, at, u, cell)
-    if to_vector is not None:
-        stored(to_vector, at, -u, cell)
-    if to_matrix is not None:
-        row, column = outer_index(N, C)
-        outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
-        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, (row < n) & (column < n))
+    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N, C)
     if to_lower is not None:
         stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell)
     if to_upper is not None:

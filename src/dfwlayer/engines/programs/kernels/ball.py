@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants, outcome
+from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels.blocks import (
-    across,
     again,
     count,
     dot,
@@ -23,21 +22,27 @@ from dfwlayer.engines.programs.kernels.blocks import (
     outer_index,
     product,
     rounded,
-    row_sizes,
     squares,
     stored,
-    symmetry_of,
     yes,
+)
+from dfwlayer.engines.programs.kernels.ends import (
+    DOUBTED,
+    LOST,
+    SOLVED,
+    UNFIT,
+    arrived,
+    moved,
+    sane,
+    started,
+    told,
+    verdict,
 )
 from dfwlayer.engines.programs.kernels.faces import invert
 
 __all__ = ["adjoint", "search"]
 
-SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
-LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
-UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
-CLEAR, SKEW = tl.constexpr(constants.CLEAR), tl.constexpr(constants.SKEW)
-DOUBLE = tl.constexpr(constants.DOUBLE)
+CLEAR, DOUBLE = tl.constexpr(constants.CLEAR), tl.constexpr(constants.DOUBLE)
 NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 
 MOST = tl.constexpr(60)  # values of λ; about six are needed
@@ -123,24 +128,17 @@ def _search(
     w = tl.abs(entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, x_out))
     w = w.to(tl.float64)
     t = tl.load(radius + b * radius_batch).to(x_out.dtype.element_ty).to(tl.float64)
-    z = blank
-    usable = yes()
+    z, usable = blank, yes()
     if start is not None:
-        z = entries(start, b, start_batch, start_column, lane, cell, 0.0, state)
-        finite = count((z - z) == 0) == N
-        usable = finite | (start_batch != 0)
-        z = tl.where(finite, z, 0.0)
+        z, usable = started(start, b, start_batch, start_column, lane, cell, state, N)
     sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST)
     sound = sound & ((w > 1 / LARGEST) | (lane >= n))
     fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
     limit, matrix, steep = number(1.0, blank), blank, number(1.0, blank)
     if DENSE:
         matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-        skew, diagonal = symmetry_of(matrix, N, C)
-        sizes = row_sizes(matrix)
-        limit = tl.max(sizes)
-        rounding = tl.sqrt(n.to(tl.float64)) * tl.max(tl.abs(diagonal)) * (SKEW * EPS)
-        fit = fit & (skew <= rounding) & (count(sizes < LARGEST) == N) & (limit > 1 / LARGEST)
+        regular, limit, diagonal = sane(matrix, n, EPS, LARGEST, N, C)
+        fit = fit & regular
         steep = tl.max(tl.where(cell, diagonal / tl.where(cell, w * w, 1.0), 0.0))
 
     # the λ for which a start on the boundary would be the solution
@@ -206,21 +204,14 @@ def _search(
         pull = g / tl.where(cell, w, 1.0)
         gap = tl.maximum(dot(g, x) + t * tl.sqrt(dot(pull, pull)), 0.0)
         gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE)
-        proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
-        code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+        code = verdict(settled, value, gap, tol, MAX)
     answered = code == SOLVED
-    if code != SOLVED:
-        tl.atomic_add(left, 1)
     x = tl.where(answered, x, 0.0)
     stored(x_out, b * n + lane, x, cell)
     state += b * (2 * n + 2)
     tl.store(state + lane, x, mask=cell)
     tl.store(state + 2 * n, tl.where(answered, at, 0.0))
-    tl.store(codes + b, code)
-    tl.store(codes + batch + b, trial)
-    tl.store(values + b, value)
-    # a bound stays one
-    tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
+    told(values, codes, left, b, batch, value, gap, code, trial, EPS)
 
 
 def _adjoint(
@@ -262,7 +253,7 @@ def _adjoint(
     t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
     w = tl.abs(signed)
     u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
-    if (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N):
+    if arrived(codes, b, v, N):
         matrix = u
         if DENSE:
             matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
@@ -271,21 +262,14 @@ def _adjoint(
         u = _solve(matrix, M, curve, v, DENSE, N, C)
         if multiplier > 0:
             normal = w * w * x / t
-            moved = _solve(matrix, M, curve, normal, DENSE, N, C)
-            nu = dot(normal, u) / dot(normal, moved)
-            u -= nu * moved
+            own = _solve(matrix, M, curve, normal, DENSE, N, C)
+            nu = dot(normal, u) / dot(normal, own)
+            u -= nu * own
         # beyond the dtype's range there is no gradient to give; the other problems keep theirs
         size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
         sound = sound & (size < MAX)
         u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
-    if u_out is not None:
-        stored(u_out, at, u, cell)
-    if to_vector is not None:
-        stored(to_vector, at, -u, cell)
-    if to_matrix is not None:
-        row, column = outer_index(N, C)
-        outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
-        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, (row < n) & (column < n))
+    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N, C)
     if to_weight is not None:
         # of λW²x, which has no other part along u, and of ‖Wx‖ − t
         pull = 2 * multiplier * u + nu * x / t

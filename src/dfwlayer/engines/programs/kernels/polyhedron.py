@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants, outcome
+from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels.blocks import (
     column_of,
     count,
@@ -35,6 +35,15 @@ from dfwlayer.engines.programs.kernels.blocks import (
     symmetry_of,
     yes,
 )
+from dfwlayer.engines.programs.kernels.ends import (
+    DOUBTED,
+    LOST,
+    SOLVED,
+    UNFIT,
+    started,
+    told,
+    verdict,
+)
 from dfwlayer.engines.programs.kernels.tableau import (
     DEPENDENT,
     inverted,
@@ -49,9 +58,6 @@ from dfwlayer.engines.programs.kernels.tableau import (
 
 __all__ = ["search"]
 
-SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
-LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
-UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 CLEAR, SKEW = tl.constexpr(constants.CLEAR), tl.constexpr(constants.SKEW)
 DOUBLE = tl.constexpr(constants.DOUBLE)
 BENT, CLOSE = tl.constexpr(constants.BENT), tl.constexpr(constants.CLOSE)
@@ -249,8 +255,7 @@ def _search(
         G += b * G_batch
     usable = yes()
     if start is not None:
-        z = entries(start, b, start_batch, start_column, lane, coordinate, 0.0, state)
-        usable = (count((z - z) == 0) == N) | (start_batch != 0)
+        _, usable = started(start, b, start_batch, start_column, lane, coordinate, state, N)
     if DENSE:
         P += b * p_batch
     fixed = coordinate & (low == high)
@@ -411,12 +416,9 @@ def _search(
         terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
         gap, curve, rounding = sums(tight, rest * rest, terms)
         gap += curve * trace + rounding * (2 * DOUBLE)
-        proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
-        code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+        code = verdict(settled, value, gap, tol, MAX)
         force = tl.where(coordinate & (force != 0), -(slope + pull), force)
     answered = code == SOLVED
-    if code != SOLVED:
-        tl.atomic_add(left, 1)
     x = tl.where(answered, x, 0.0)
     force = tl.where(answered, force, 0.0)
     stored(x_out, b * n + lane, x, coordinate)
@@ -424,11 +426,7 @@ def _search(
     tl.store(state + lane, tl.where(row, force, x), mask=cell)
     tl.store(state + n + ties + lane, force, mask=coordinate)
     tl.store(state + 2 * n + ties, kind.to(tl.float64))
-    tl.store(codes + b, code)
-    tl.store(codes + batch + b, steps)
-    tl.store(values + b, value)
-    # a bound stays one
-    tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
+    told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
 search = entry(_search)

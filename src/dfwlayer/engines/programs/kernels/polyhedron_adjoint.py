@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     across,
     count,
@@ -16,6 +15,7 @@ from dfwlayer.engines.programs.kernels.blocks import (
     stored,
     symmetry_of,
 )
+from dfwlayer.engines.programs.kernels.ends import arrived
 from dfwlayer.engines.programs.kernels.tableau import (
     inverted,
     largest_of,
@@ -28,8 +28,6 @@ from dfwlayer.engines.programs.kernels.tableau import (
 )
 
 __all__ = ["adjoint"]
-
-SOLVED = tl.constexpr(outcome.SOLVED)
 
 
 def _adjoint(
@@ -94,7 +92,7 @@ def _adjoint(
     fixed = coordinate & (low == high)
     free = coordinate & (bound == 0) & (fixed == 0)
     wanted = equation | (row & (z != 0))
-    good = (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
+    good = arrived(codes, b, v, N)
     blank = tl.zeros((N,), tl.float64)
     w, rest = blank, blank
     scratch = u_out + b * (n + ties)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants, outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
     count,
@@ -20,26 +19,29 @@ from dfwlayer.engines.programs.kernels.blocks import (
     jit,
     matrix_of,
     number,
-    row_sizes,
     sign_of,
     squares,
     stored,
     sums,
-    symmetry_of,
     times,
     yes,
 )
 from dfwlayer.engines.programs.kernels.certificate import gap_of, settle
+from dfwlayer.engines.programs.kernels.ends import (
+    DOUBTED,
+    LOST,
+    SOLVED,
+    UNFIT,
+    sane,
+    started,
+    told,
+    verdict,
+)
 from dfwlayer.engines.programs.kernels.faces import CLEARLY, WRONG, invert, judge, minimise
 from dfwlayer.engines.programs.kernels.projection import BUDGET, FREE, NOTHING, project
 
 __all__ = ["search"]
 
-SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
-LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
-UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
-
-SKEW = tl.constexpr(constants.SKEW)
 LONGEST = tl.constexpr(480)  # steps
 BLOCK = tl.constexpr(12)  # most spectral steps before a face is tried
 SETTLED = tl.constexpr(2)  # steps without a change of the face, after which it is tried
@@ -159,24 +161,15 @@ def _search(
     if CUT:
         c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0, x_out)
         goal = tl.load(level + b * level_batch).to(blank.dtype)
-    z = blank
-    usable = yes()
+    z, usable = blank, yes()
     if start is not None:
-        z = entries(start, b, start_batch, start_column, lane, cell, 0.0, x_out)
-        # the last solution of a problem that was bad then; one start for all has to be a point
-        finite = count((z - z) == 0) == N
-        usable = finite | (start_batch != 0)
-        z = tl.where(finite, z, 0.0)
+        z, usable = started(start, b, start_batch, start_column, lane, cell, x_out, N)
     fit = usable & _fit(linear, z, a, target, c, goal, low, high, LARGEST, KIND, CUT)
     limit, M, diagonal, matrix = number(1.0, wide), blank, wide, blank
     if DENSE:
         matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-        skew, diagonal = symmetry_of(matrix, N, C)
-        size = row_sizes(matrix)
-        limit = tl.max(size)
-        level_of_skew = tl.sqrt(n.to(tl.float64)) * tl.max(tl.abs(diagonal)) * (SKEW * EPS)
-        fit = fit & (skew <= level_of_skew) & (count(size < LARGEST) == N)
-        fit = fit & (limit > 1 / LARGEST) & (tl.max(diagonal) > 0)
+        regular, limit, diagonal = sane(matrix, n, EPS, LARGEST, N, C)
+        fit = fit & regular & (tl.max(diagonal) > 0)
         M = matrix.to(tl.float64 if N <= 64 else tl.float32)
 
     steps = 0
@@ -259,13 +252,13 @@ def _search(
                     N,
                     C,
                 )
-                verdict, still = judge(
+                judged, still = judge(
                     f, r, t, s, lo, hi, places, first, second, best, pb, signs, limit, KIND, CUT
                 )
                 sound = sound & still
                 if sound:
-                    going = verdict == WRONG
-                    code = tl.where(going, LOST, tl.where(verdict == CLEARLY, SOLVED, DOUBTED))
+                    going = judged == WRONG
+                    code = tl.where(going, LOST, tl.where(judged == CLEARLY, SOLVED, DOUBTED))
                     kind = tl.full((), RETURN, tl.int32)
                     # every other time a gradient step from there, whose face is tried at once
                     faces += 1
@@ -296,11 +289,8 @@ def _search(
             value = dot(best, 0.5 * g + exact.to(W))
             g += exact.to(W)
         gap = gap_of(best, g, r, t, s, e, first, second, lo, hi, KIND, CUT)
-        proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
-        code = tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+        code = verdict(settled, value, gap, tol, MAX)
     answered = code == SOLVED
-    if code != SOLVED:
-        tl.atomic_add(left, 1)
     best = tl.where(answered, best, 0.0)
     stored(x_out, b * n + lane, best, cell)
     state += b * (2 * n + 2)
@@ -308,11 +298,7 @@ def _search(
     tl.store(state + n + lane, places.to(tl.float64), mask=cell)
     tl.store(state + 2 * n, tl.where(answered, first, 0.0))
     tl.store(state + 2 * n + 1, tl.where(answered, second, 0.0))
-    tl.store(codes + b, code)
-    tl.store(codes + batch + b, steps)
-    tl.store(values + b, value)
-    # a bound stays one
-    tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
+    told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
 search = entry(_search)

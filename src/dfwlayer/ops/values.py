@@ -1,0 +1,92 @@
+"""Parameters that are numbers or tensors as they were given: asked and computed with alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Value",
+    "are_numbers",
+    "first_tensor",
+    "larger",
+    "multiplied",
+    "smaller",
+    "tensor_of",
+    "total",
+]
+
+Value = float | Tensor
+
+
+def are_numbers(*values: Any) -> bool:
+    """Whether none of them is a tensor."""
+    return not any(isinstance(value, Tensor) for value in values)
+
+
+def first_tensor(*values: Any) -> Tensor | None:
+    """The first of them that is one."""
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def tensor_of(value: Value, like: Tensor | None = None) -> Tensor:
+    """A parameter as the tensor that it is in a bound set; a number in the dtype of ``like``."""
+    if isinstance(value, Tensor):
+        return value
+    if like is None:
+        return torch.tensor(value)
+    return torch.tensor(value, dtype=like.dtype, device=like.device)
+
+
+def total(value: Value) -> Value:
+    """A number for each problem () or (B,) as it stands in a normal form."""
+    return value.unsqueeze(-1) if isinstance(value, Tensor) else value
+
+
+def larger(a: Value, b: Value) -> Value:
+    """The maximum of bounds, either of them a number, (1,), (n,) or (B, n)."""
+    like = first_tensor(a, b)
+    if like is None:
+        return max(a, b)
+    if -math.inf in (one for one in (a, b) if are_numbers(one)):
+        return like
+    both = (torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in (a, b))
+    return torch.maximum(*both)
+
+
+def smaller(a: Value, b: Value) -> Value:
+    """The minimum, likewise."""
+    return -larger(-a, -b)
+
+
+def multiplied(a: Value, b: Value, power: int = 1) -> Value:
+    """a bᵖ for p = ±1, differentiable; where no gradient arrives none is passed on, also to NaN."""
+    like = first_tensor(a, b)
+    if like is None:
+        return a * b**power
+    both = (torch.as_tensor(v, dtype=like.dtype) for v in (a, b))
+    out: Tensor = _Multiplied.apply(*both, power)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, power: int) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.power = power
+        return a * b if power == 1 else a / b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        none = grad == 0
+        b = torch.where(none, 1, b)  # whose derivatives, too, are to be finite where none arrives
+        to_a, to_b = (b, a) if ctx.power == 1 else (1 / b, -a / (b * b))
+        return (
+            torch.where(none, 0, grad * to_a).sum_to_size(a.shape),
+            torch.where(none, 0, grad * to_b).sum_to_size(ctx.saved_tensors[1].shape),
+            None,
+        )
