@@ -10,7 +10,8 @@
     stretched: [[2, 0], [0, 0.7]],
     tilted: [[1.5, 0.9], [0.9, 1]],
   };
-  const state = { shape: "tilted", inverseP: 1, t: 1, w: [1, 1], target: [1.5, 0.9], guess: [-0.4, 0.3] };
+  const state = { shape: "tilted", bend: 0, // 1 − 1/p: from 0, where p = 1, to 1, where it is ∞
+    t: 1, w: [1, 1], target: [1.5, 0.9], guess: [-0.4, 0.3] };
 
   root.innerHTML = `
     <div class="plane"><svg viewBox="-2.4 -2.4 4.8 4.8" role="img"
@@ -29,7 +30,7 @@
     </svg></div>
     <div class="panel">
       <label>p <output data-of="p"></output>
-        <input name="inverseP" type="range" min="0" max="1" step="0.01"></label>
+        <input name="bend" type="range" min="0" max="1" step="0.01"></label>
       <label>t <output data-of="t"></output>
         <input name="t" type="range" min="0.1" max="2" step="0.01"></label>
       <label>w₁ <output data-of="w0"></output>
@@ -66,7 +67,7 @@
   function problem() {
     const P = SHAPES[state.shape];
     const q = P.map((row) => -(row[0] * state.target[0] + row[1] * state.target[1]));
-    return { P, q, p: state.inverseP < 0.005 ? Infinity : 1 / state.inverseP, t: state.t, w: state.w };
+    return { P, q, p: state.bend > 0.995 ? Infinity : 1 / (1 - state.bend), t: state.t, w: state.w };
   }
 
   // a guess that has left the set goes back on the straight line to 0
@@ -102,7 +103,8 @@
   }
 
   function python({ P, q, p, t, w }) {
-    const list = (v) => `[${v.map((c) => Number(c.toFixed(4))).join(", ")}]`;
+    const float = (c) => c.toFixed(4).replace(/(\.\d+?)0+$/, "$1"); // 1.0, not 1
+    const list = (v) => `[${v.map(float).join(", ")}]`;
     return [
       "import torch",
       "from dfwlayer import LpBall, Quadratic, solve",
@@ -110,8 +112,8 @@
       `P = torch.tensor([${P.map(list).join(", ")}])`,
       `q = torch.tensor(${list(q)}, requires_grad=True)`,
       `w = torch.tensor(${list(w)}, requires_grad=True)`,
-      `t = torch.tensor(${t}, requires_grad=True)`,
-      `sol = solve(Quadratic(P, q), LpBall(${p === Infinity ? 'float("inf")' : +p.toFixed(4)}, t, w))`,
+      `t = torch.tensor(${float(t)}, requires_grad=True)`,
+      `sol = solve(Quadratic(P, q), LpBall(${p === Infinity ? 'float("inf")' : float(p)}, t, w))`,
       "print(sol.x, sol.gap, sol.multipliers)",
     ].join("\n");
   }

@@ -52,7 +52,15 @@ def mathml(tex: str, display: str) -> str:
     """The formula as MathML Core, which is what browsers know."""
     text = convert(tex, display=display)
     text = text.replace("<mo>&#x0221E;</mo>", "<mi>&#x0221E;</mi>")  # ∞ is no operator
-    text = re.sub(r"<mi>(&#x027E[89];)</mi>", r'<mo stretchy="false">\1</mo>', text)  # ⟨ and ⟩
+    # ⟨, ⟩, ‖ and | are as high as a line and close to what they hold; \left makes them grow
+    text = re.sub(
+        r'<(mi|mo)(?: fence="false")?(?: stretchy="false")?>'
+        r"(&#x027E[89];|&#x02016;|&#x0007C;)</\1>",
+        r'<mo stretchy="false" lspace="0" rspace="0">\2</mo>',
+        text,
+    )
+    # a function such as sign has its argument right behind it
+    text = re.sub(r"<mo>(?!min|max)([a-z]+)</mo>", r'<mo lspace="0.17em" rspace="0">\1</mo>', text)
     # the alignment of columns is a matter of style in MathML Core
     return re.sub(r'columnalign="(left|right|center)"', r'style="text-align: \1"', text)
 
