@@ -61,6 +61,7 @@ def mathml(tex: str, display: str) -> str:
     )
     # a function such as sign has its argument right behind it
     text = re.sub(r"<mo>(?!min|max)([a-z]+)</mo>", r'<mo lspace="0.17em" rspace="0">\1</mo>', text)
+    text = text.replace('<mi mathvariant="double-struck">R</mi>', "<mi>ℝ</mi>")
     # the alignment of columns is a matter of style in MathML Core
     return re.sub(r'columnalign="(left|right|center)"', r'style="text-align: \1"', text)
 

@@ -162,7 +162,7 @@ class DFWLayer(_Layer):
             layer), "raise" a `SolveError`, or "ignore". Its method ``solve``, which returns the
             statuses, never does anything.
 
-    Example:
+    Examples:
         >>> layer = DFWLayer(p=1)
         >>> x = layer(None, torch.tensor([-3.0, 1.0]), radius=2.0)  # projects (3, −1)
 
@@ -252,7 +252,7 @@ class SetLayer(_Layer):
         shape: Of one problem's variable, as for `dfwlayer.solve`.
         settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
-    Example:
+    Examples:
         >>> decide = nn.Sequential(nn.Linear(8, 5), SetLayer(Simplex()))
         >>> ball = SetLayer(LpBall(1, radius=nn.Parameter(torch.ones(()))))  # learns its radius
         >>> made = SetLayer(lambda radius: LpBall(1, radius))
@@ -320,7 +320,7 @@ class QPLayer(_Layer):
     Args:
         settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
-    Example:
+    Examples:
         >>> x = QPLayer()(Q, p, G, h, torch.Tensor(), torch.Tensor())
 
     """
