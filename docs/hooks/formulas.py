@@ -42,10 +42,18 @@ def on_post_build(config: dict[str, object], **_: object) -> None:
 
 
 def _formula(match: re.Match[str]) -> str:
-    display = "block" if match["open"] == "[" else "inline"
-    text = mathml(html.unescape(match["tex"]).strip(), display)
+    tex = html.unescape(match["tex"]).strip()
+    if match["open"] == "(":
+        return _noted(mathml(tex, "inline"))
+    # parts with wide space between them go to lines of their own where a page is narrow
+    parts = [tex] if "\\begin" in tex else re.split(r"\s*\\q?quad\s*", tex)
+    return f'<div class="formula">{"".join(_noted(mathml(part, "block")) for part in parts)}</div>'
+
+
+def _noted(text: str) -> str:
+    """The same; its characters will be in the font."""
     used.update(html.unescape(re.sub(r"<[^>]*>", "", text)))
-    return f'<div class="formula">{text}</div>' if display == "block" else text
+    return text
 
 
 def mathml(tex: str, display: str) -> str:
