@@ -27,7 +27,7 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer, as nobody else can run an event loop meanwhile
 def browser():
     """A real browser; where none is installed, tests that ask for it are skipped."""
     try:
