@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Put listings where the page asks for them."""
+    """Put listings where the page asks for them; links to a notebook lead to its page."""
+    markdown = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", markdown)
     return LISTING.sub(lambda match: listing(match["path"], match["names"].split()), markdown)
 
 

@@ -42,7 +42,8 @@ PROBE = f"""() => {{
       .filter(e => e.scrollWidth > e.clientWidth + 1).map(told),
     lost: [...document.querySelectorAll("{CUT}")].filter(e => e.scrollWidth > e.clientWidth + 1
       && !/auto|scroll/.test(getComputedStyle(e).overflowX)).map(told),
-    raw: [...document.querySelectorAll(".arithmatex")].map(told),
+    raw: [...document.querySelectorAll(".arithmatex, math")].filter(e =>
+      e.tagName !== "math" || e.textContent.includes(String.fromCharCode(92))).map(told),
     images: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
   }};
 }}"""
