@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo test test-kernels test-gpu test-oldest fuzz lint types docs hooks ci clean
+.PHONY: help demo test test-kernels test-gpu test-oldest test-site fuzz lint types browser docs notebook hooks ci clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ test-oldest: ## run the tests with the oldest versions that pyproject.toml allow
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest EXTRAS=cli,examples,test \
 		CONSTRAINTS=constraints-oldest.txt PYTHON='$(or $(OLDEST_PYTHON),$(PYTHON))'
 
+browser: $(READY) ## a Chromium for tests that look at pages, if there is none
+	@.ci/browser
+
+test-site: docs browser ## look at every page of the site in a browser, wide and narrow, and drag its figure
+	DFW_SITE='$(CURDIR)/site' $(PYTEST) --maxprocesses=4 tests/site $(ARGS)
+
 fuzz: $(READY) ## try what is promised on random problems: out/fuzz; more with make fuzz ARGS="--problems 1000000"
 	$(BIN)/dfw fuzz --jobs $(JOBS) $(ARGS)
 
@@ -58,6 +64,9 @@ types: $(READY) ## check types
 
 docs: $(READY) ## build the documentation: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebook: $(READY) ## run the tutorial, docs/tutorial.ipynb, and keep what it prints and draws
+	$(BIN)/python docs/hooks/notebook.py --write
 
 hooks: $(READY) ## check style, types and imports before every commit
 	$(BIN)/pre-commit install

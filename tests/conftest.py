@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import browser as chromium
+
 # whichever code answers, it is the same in every run, also in the processes that tests start
 os.environ.setdefault("DFWLAYER_COMPILED", "wait")
 
@@ -23,6 +25,16 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")  # no longer, as nobody else can run an event loop meanwhile
+def browser():
+    """A real browser; where none is installed, tests that ask for it are skipped."""
+    try:
+        with chromium.launched() as started:
+            yield started
+    except chromium.MissingError as error:
+        pytest.skip(str(error))
 
 
 def pytest_configure():

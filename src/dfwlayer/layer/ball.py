@@ -44,7 +44,7 @@ class DFWLayer(Layer):
             layer), "raise" a `SolveError`, or "ignore". Its method ``solve``, which returns the
             statuses, never does anything.
 
-    Example:
+    Examples:
         >>> layer = DFWLayer(p=1)
         >>> x = layer(None, torch.tensor([-3.0, 1.0]), radius=2.0)  # projects (3, −1)
 

@@ -31,7 +31,7 @@ class QPLayer(Layer):
     Args:
         settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
-    Example:
+    Examples:
         >>> x = QPLayer()(Q, p, G, h, torch.Tensor(), torch.Tensor())
 
     """

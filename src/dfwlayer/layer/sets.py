@@ -37,7 +37,7 @@ class SetLayer(Layer):
         shape: Of one problem's variable, as for `dfwlayer.solve`.
         settings: Those of `DFWLayer`, with its defaults, and ``on_infeasible`` of `dfwlayer.solve`.
 
-    Example:
+    Examples:
         >>> decide = nn.Sequential(nn.Linear(8, 5), SetLayer(Simplex()))
         >>> ball = SetLayer(LpBall(1, radius=nn.Parameter(torch.ones(()))))  # learns its radius
         >>> made = SetLayer(lambda radius: LpBall(1, radius))

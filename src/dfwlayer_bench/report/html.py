@@ -18,13 +18,24 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; color: var(--ink); background: var(--back);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
-main { max-width: 1500px; margin: 0 auto; padding: 1.2rem clamp(0.8rem, 3vw, 2.5rem) 4rem; }
+body > div { display: grid; grid-template-columns: 15rem minmax(0, 1fr); max-width: 1750px;
+  margin: 0 auto; }
+main { min-width: 0; padding: 1.2rem clamp(0.8rem, 3vw, 2.5rem) 4rem; }
 h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: 0.6rem 0; }
 h2 { font-size: 1.3rem; margin: 2.4rem 0 0.6rem; padding-top: 0.6rem;
   border-top: 1px solid var(--line); }
 h3 { font-size: 1.02rem; margin: 1.6rem 0 0.5rem; }
 p, li { max-width: 80ch; overflow-wrap: anywhere; }
-nav a { display: inline-block; margin: 0 1rem 0.3rem 0; }
+nav { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow: auto;
+  padding: 1.8rem 0.5rem 1rem 1.2rem; font-size: 0.88rem; }
+nav a { display: block; padding: 0.22rem 0; text-decoration: none; }
+nav a:hover, nav a:focus { text-decoration: underline; }
+@media (max-width: 1000px) { /* one line above the text, which scrolls sideways */
+  body > div { display: block; }
+  nav { z-index: 1; background: var(--back); border-bottom: 1px solid var(--line);
+    padding: 0.5rem clamp(0.8rem, 3vw, 2.5rem); white-space: nowrap; }
+  nav a { display: inline-block; margin-right: 1.1rem; }
+  h2 { scroll-margin-top: 2.6rem; } }
 a { color: var(--more); }
 code { font: 0.86em/1.45 ui-monospace, Menlo, Consolas, monospace; background: #e8ecf2;
   padding: 0.1em 0.3em; border-radius: 4px; overflow-wrap: anywhere; }
@@ -60,7 +71,8 @@ figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radi
   padding: 0.5rem; max-width: 46rem; }
 figure img { display: block; width: 100%; height: auto; }
 figcaption { font-size: 0.86rem; color: var(--dim); padding: 0.3rem 0.4rem; }
-@media print { body { background: #fff; } .scroll { overflow: visible; } }
+@media print { body { background: #fff; } .scroll { overflow: visible; } nav { display: none; }
+  body > div { display: block; } }
 """
 
 LONG = 40  # characters; a text longer than this may wrap
@@ -68,9 +80,13 @@ LONG = 40  # characters; a text longer than this may wrap
 
 def page(document: Document, folder: Path) -> str:
     """The document with its figures, read from the folder, inside."""
+    verdicts = _verdicts(document.findings)
     links = "".join(
-        f'<a href="#s{index}">{_text(section.title)}</a>'
-        for index, section in enumerate(document.sections)
+        f'<a href="#{anchor}">{_text(title)}</a>'
+        for anchor, title in (
+            *((_anchor(verdict), VERDICTS[verdict]) for verdict in verdicts),
+            *((f"s{index}", section.title) for index, section in enumerate(document.sections)),
+        )
     )
     lead = "".join(f"<p>{_text(paragraph)}</p>" for paragraph in document.lead)
     sections = "".join(
@@ -81,25 +97,37 @@ def page(document: Document, folder: Path) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(document.title)}</title>"
         '<link rel="icon" href="data:,">'  # a browser would ask the server for one
-        f"<style>{STYLE}</style></head><body><main>"
+        f"<style>{STYLE}</style></head><body><div>"
+        f'<nav aria-label="Contents">{links}</nav><main>'
         f"<h1>{_text(document.title)}</h1>{lead}"
-        f"<pre><code>{_text(document.command)}</code></pre><nav>{links}</nav>"
-        f"{_findings(document.findings)}{sections}</main></body></html>\n"
+        f"<pre><code>{_text(document.command)}</code></pre>"
+        f"{_findings(document.findings)}{sections}</main></div></body></html>\n"
     )
+
+
+def _verdicts(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings by their verdict, in the order of VERDICTS, without those that nothing has."""
+    by_verdict = {
+        verdict: [finding for finding in findings if finding.verdict == verdict]
+        for verdict in VERDICTS
+    }
+    return {verdict: own for verdict, own in by_verdict.items() if own}
+
+
+def _anchor(verdict: str) -> str:
+    return verdict.replace(" ", "-")
 
 
 def _findings(findings: Sequence[Finding]) -> str:
     parts = []
-    for verdict, heading in VERDICTS.items():
-        own = [finding for finding in findings if finding.verdict == verdict]
-        if not own:
-            continue
+    for verdict, own in _verdicts(findings).items():
         cards = "".join(
-            f'<div class="finding {verdict.replace(" ", "-")}">'
+            f'<div class="finding {_anchor(verdict)}">'
             f'<p class="claim">{_text(finding.claim)}</p><p>{_text(finding.evidence)}</p></div>'
             for finding in own
         )
-        parts.append(f'<h2>{_text(heading)}</h2><div class="findings">{cards}</div>')
+        heading = f'<h2 id="{_anchor(verdict)}">{_text(VERDICTS[verdict])}</h2>'
+        parts.append(f'{heading}<div class="findings">{cards}</div>')
     return "".join(parts)
 
 

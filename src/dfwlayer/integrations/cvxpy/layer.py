@@ -65,7 +65,7 @@ class CvxpyLayer(Layer):
     Attributes:
         engine: "dfwlayer" or "cvxpylayers", by which the problem is solved.
 
-    Example:
+    Examples:
         >>> x, A, b = cp.Variable(2), cp.Parameter((3, 2)), cp.Parameter(3)
         >>> problem = cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b)), [x >= 0])
         >>> layer = CvxpyLayer(problem, parameters=[A, b], variables=[x])
