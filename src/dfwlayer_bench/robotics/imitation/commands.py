@@ -32,6 +32,7 @@ QUICK_TRANSITIONS = 2000
 EPISODES, QUICK_EPISODES = 10, 1
 TRACE_STEPS = 300  # of an episode, shown in the figure of the power
 FILM_STEPS, QUICK_FILM_STEPS = 240, 20
+QUICK_SECONDS = {"imitate": 30, "evaluate": 15, "all": 55}  # on 2 cores
 DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
 FILMED = ("expert", "dfwlayer")
 WIDTH = 200  # columns, where the output is no terminal
@@ -87,6 +88,7 @@ def imitate(
     import torch
     from rich.console import Console
 
+    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_dataset, prepare_folder
     from dfwlayer_bench.robotics.imitation.layers import LAYERS
     from dfwlayer_bench.robotics.imitation.run import Job, imitate_all, note, time_all, write_all
@@ -99,6 +101,8 @@ def imitate(
     most_slow = min(slow_steps or few, most)
     torch.set_num_threads(threads)
     console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS["imitate"])
     folder = out / chosen.slug / "imitation"
     try:
         if fresh and folder.is_dir():
@@ -154,6 +158,7 @@ def evaluate(
     import torch
     from rich.console import Console
 
+    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_actor
     from dfwlayer_bench.robotics.imitation.evaluate import EXPERT_NAME, Policies
     from dfwlayer_bench.robotics.imitation.run import (
@@ -167,6 +172,8 @@ def evaluate(
     names, numbers = _layers(layers), _seeds(seeds, quick)
     torch.set_num_threads(threads)
     console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS["evaluate"])
     folder = out / chosen.slug / "imitation"
     try:
         teacher, _ = load_actor(options.find_expert(expert, out, chosen), chosen)
