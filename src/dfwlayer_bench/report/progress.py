@@ -45,11 +45,12 @@ class _Task:
     completed: float
     fields: dict[str, Any]
     found: float = field(init=False)  # was finished before
-    began: float = field(default_factory=time.monotonic)
-    told: float = field(default_factory=time.monotonic)  # when the last line was
+    began: float = field(init=False)
+    told: float = field(init=False)  # when the last line was
 
     def __post_init__(self) -> None:
         self.found = self.completed
+        self.began = self.told = time.monotonic()
 
     def left(self) -> str:
         """How many are left, and about how long they take if they are like those finished."""

@@ -222,8 +222,14 @@ def run_all(
     Each part goes on where it was stopped when the same command is given again.
     """
     chosen = options.check_task(task)
+    from rich.console import Console
+
+    from dfwlayer_bench.report.progress import announce
+
     if fresh and (out / chosen.slug).is_dir():
         shutil.rmtree(out / chosen.slug)
+    if quick:
+        announce(Console(stderr=True), QUICK_SECONDS["all"])
     size = transitions or (QUICK_TRANSITIONS if quick else None)
     steps_of_expert = expert_steps or (QUICK_EXPERT_STEPS if quick else EXPERT_STEPS)
     parts: list[Callable[[], int]] = [
