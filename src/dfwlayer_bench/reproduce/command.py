@@ -39,10 +39,10 @@ TELL = """
 FULL = Defaults(
     ("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=3, time_limit=600.0
 )
-QUICK = Defaults(("paper", "active"), (30, 60), trials=2, repeats=1, time_limit=20.0)
+QUICK = Defaults(("paper", "active"), (30, 60), trials=1, repeats=1, time_limit=20.0)
 STEPS, QUICK_STEPS = 300, 60
 # on 2 cores, with every rival installed
-QUICK_SECONDS = {"table1": 40, "accuracy": 40, "temperature": 20, "ablations": 40, "all": 55}
+QUICK_SECONDS = {"table1": 30, "accuracy": 30, "temperature": 10, "ablations": 20, "all": 45}
 BATCHES, QUICK_BATCHES = (1, 4, 16, 64), (1, 4)
 WIDTH = 170  # columns, where the output is no terminal
 
@@ -100,7 +100,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
         time_limit: Annotated[float | None, options.time_limit(FULL.time_limit)] = None,
         quick: Annotated[
             bool,
-            typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations."),
+            typer.Option("--quick", help="A small run: n = 30 and 60, one trial, 60 iterations."),
         ] = False,
         repeats: Annotated[int | None, options.repeats(FULL.repeats)] = None,
         steps: Annotated[

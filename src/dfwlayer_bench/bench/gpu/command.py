@@ -12,6 +12,7 @@ from dfwlayer_bench.report.terminal import PLAIN, output, refuse
 __all__ = ["bench_gpu"]
 
 REPEATS, QUICK_REPEATS = 50, 5
+QUICK_CASES = (("l1", 256, 20), ("box", 256, 20))  # compiling takes most of the time
 
 
 def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
@@ -30,7 +31,8 @@ def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     if not torch.cuda.is_available():
         return refuse(console, "--suite gpu: PyTorch finds no CUDA device", 2)
     count = asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS)
-    cases = [case for case in CASES if not chosen or case[0] in chosen]
+    known = QUICK_CASES if asked.quick and not chosen else CASES
+    cases = [case for case in known if not chosen or case[0] in chosen]
     floor = floor_seconds(count)
     rows = []
     with progress(console, len(cases)) as report:
