@@ -153,7 +153,7 @@ def test_bench_in_a_pipe_talks_while_it_works(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
     )
     first, *lines = found.stderr.splitlines()
-    assert re.fullmatch(r"A quick run: about \d+ s on 2 cores", first)
+    assert re.fullmatch(r"A quick run: up to \d+ s on 2 cores", first)
     cells = LINE.findall("\n".join(lines))
     assert [(done, total) for done, total, *_ in cells] == [("1", "2"), ("2", "2")]
     assert "jaxopt, missing: not installed: surely-not-installed" in cells[0][2]

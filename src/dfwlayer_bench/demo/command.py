@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 ERROR_TOLERANCE = 1e-4  # of the default method in float32, relative
-QUICK_SECONDS = 10  # on 2 cores
+QUICK_SECONDS = 30  # on 2 cores, most of it to compile what is not on disk yet
 VIOLATION_TOLERANCE = 1e-6  # a few units in the last place of a float32 radius
 
 

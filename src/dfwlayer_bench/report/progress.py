@@ -33,7 +33,7 @@ def lasting(seconds: float) -> str:
 
 def announce(console: Console, seconds: int) -> None:
     """Say before a quick run how long it takes."""
-    console.print(f"A quick run: about {seconds} s on 2 cores", **PLAIN)
+    console.print(f"A quick run: up to {seconds} s on 2 cores", **PLAIN)
 
 
 @dataclass

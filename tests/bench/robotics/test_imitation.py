@@ -397,7 +397,7 @@ def test_commands_from_data_to_report(tmp_path):
     found = dfw("imitate", *common, "--steps", "20", "--test-every", "10", "--repeats", "2")
     assert found.exit_code == 0, found.output
     assert "dfwlayer (exact)" in found.output
-    assert "A quick run: about" in found.output
+    assert "A quick run: up to" in found.output
     assert "[40 of 40] R+O03 dfwlayer, seed 0: loss" in found.output  # how far it is, and when
     folder = out / REACHER.slug / "imitation"
     kept = {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*.safetensors")}
