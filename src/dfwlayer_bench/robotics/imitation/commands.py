@@ -34,6 +34,7 @@ TRACE_STEPS = 300  # of an episode, shown in the figure of the power
 FILM_STEPS, QUICK_FILM_STEPS = 240, 20
 QUICK_SECONDS = {"imitate": 30, "evaluate": 15, "all": 55}  # on 2 cores
 DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
+QUICK_EVALUATED = ("none", "dfwlayer", "radial")  # others take a minute for an episode
 FILMED = ("expert", "dfwlayer")
 WIDTH = 200  # columns, where the output is no terminal
 
@@ -169,7 +170,8 @@ def evaluate(
         write_all,
     )
 
-    names, numbers = _layers(layers), _seeds(seeds, quick)
+    shown = list(QUICK_EVALUATED) if quick and not layers else layers
+    names, numbers = _layers(shown), _seeds(seeds, quick)
     torch.set_num_threads(threads)
     console = Console(stderr=True)
     if quick:
@@ -187,8 +189,8 @@ def evaluate(
             trace_power(policies, [job for job in first if job[0] in DRAWN], TRACE_STEPS)
             if animation:
                 steps = QUICK_FILM_STEPS if quick else FILM_STEPS
-                shown = [job for job in first if job[0] in FILMED]
-                if animate(policies, shown, steps) is None:
+                filmed = [job for job in first if job[0] in FILMED]
+                if animate(policies, filmed, steps) is None:
                     console.print("The simulator cannot draw here: there is no animation.")
 
         return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
