@@ -82,10 +82,11 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Forget what the folder holds and start over.")
 ]
 Memory = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         help="Run each system once in a process of its own first, to measure its memory and to "
-        "stop it at the time limit."
+        "stop it at the time limit. (default: yes, but not with --quick)",
+        show_default=False,
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]

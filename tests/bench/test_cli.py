@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ def test_demo_numbers_are_sane(quick: Demo) -> None:
 
 def test_demo_is_readable_without_a_terminal(quick: Demo) -> None:
     assert "\x1b" not in quick.output  # no colours, no cursor movements
+    assert re.search(r"^A quick run: up to \d+ s on 2 cores$", quick.output, re.MULTILINE)
+    steps = demo_steps.QUICK.training_steps
+    assert f"[{steps} of {steps}] Training, loss" in quick.output  # how far it is, and when
     assert max(len(line) for line in quick.output.splitlines() if "wrote" not in line) <= 80
 
 

@@ -32,6 +32,8 @@ def test_a_file_is_written_and_checked(tmp_path: Path) -> None:
     assert told.count("50 inputs") == told.count("passed") == 2
     assert "outside" in told
     assert "eager" in told
+    assert "[1 of 2] box (" in told  # in a pipe it says how far it is
+    assert "[2 of 2] simplex (" in told
 
 
 def test_too_few_steps_are_an_error(tmp_path: Path) -> None:

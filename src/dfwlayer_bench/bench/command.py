@@ -34,6 +34,8 @@ OTHERS = {  # the options that a suite does not have
     "qp": ("dtype", *ONLY_LARGE, "seed"),
 }
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
+# of each suite, on 2 cores with every rival installed; half of it compiles what is not on disk yet
+QUICK_SECONDS = {"large": 50, "small": 50, "lasso": 50, "gpu": 60, "qp": 50}
 
 
 def bench(
@@ -57,7 +59,7 @@ def bench(
     functional: Annotated[
         str, typer.Option(help="Differentiate the sum of x, or a random functional of it.")
     ] = "sum",
-    memory: options.Memory = True,
+    memory: options.Memory = None,
     threads: options.Threads = None,
 ) -> int:
     """Compare this library with its rivals: time, accuracy, gradients, feasibility, memory.
@@ -66,7 +68,14 @@ def bench(
     forward and one backward pass; what is done once per problem structure (canonicalising,
     compiling, tuning) is not timed. Every finished call is saved at once.
     """
-    options.check_names("--suite", [suite], ("large", "small", "lasso", "gpu", "qp"))
+    from rich.console import Console
+
+    from dfwlayer_bench.report.progress import announce
+
+    options.check_names("--suite", [suite], QUICK_SECONDS)
+    console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS[suite])
     if folder is not None and suite != "qp":
         raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
     if suite != "large":
@@ -80,13 +89,10 @@ def bench(
         if suite == "qp":
             return bench_qp(asked, folder=folder, sizes=sizes, problems=family)
         return bench_gpu(asked, sets=family, dtype=dtype)
-    from rich.console import Console
-
     from dfwlayer_bench.bench.run import run_plan, saved_cells
     from dfwlayer_bench.bench.suite import conduct
     from dfwlayer_bench.systems import SYSTEMS
 
-    console = Console(stderr=True)
     plan = plan_of(
         QUICK if quick else FULL,
         SYSTEMS,
@@ -100,7 +106,7 @@ def bench(
         device=device,
         functional=functional,
         seed=seed,
-        memory=memory,
+        memory=not quick if memory is None else memory,
         threads=threads,
     )
     return conduct(

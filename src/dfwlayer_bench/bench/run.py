@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +13,16 @@ from torch import Tensor
 
 from dfwlayer_bench.bench.measure import cosine, relative
 from dfwlayer_bench.bench.plan import Plan
-from dfwlayer_bench.bench.probe import Probe, probe
+from dfwlayer_bench.bench.probe import Prober
 from dfwlayer_bench.bench.store import Cell, Store
 from dfwlayer_bench.problems.families import Instance, make
 from dfwlayer_bench.problems.reference import Reference, solve_reference
+from dfwlayer_bench.report import text
 from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems import find
 from dfwlayer_bench.systems.base import Ready, timed
 
-__all__ = ["in_turns", "run_plan", "saved_cells"]
+__all__ = ["in_turns", "run_plan", "saved_cells", "told"]
 
 WARM_CALLS, WARM_SECONDS = 3, 1.0
 SHORT = 0.2  # seconds; a call shorter than this is preceded by an untimed one, to be warm
@@ -32,8 +34,7 @@ FINAL = ("missing", "unsupported", "failed", "time limit")
 def run_plan(plan: Plan, store: Store, report: Report) -> list[Cell]:
     """Finish every cell of the plan, saving each as it grows; returns all of them."""
     cells: list[Cell] = []
-    probes: dict[tuple[str, int, str], Probe] = {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), Prober() as prober:
         warnings.simplefilter("ignore")  # rivals warn about their own settings
         for family, n, trial in plan.groups():
             group = [_start(plan, store, family, n, trial, name) for name in plan.systems]
@@ -41,7 +42,7 @@ def run_plan(plan: Plan, store: Store, report: Report) -> list[Cell]:
             open_cells = [cell for cell in group if not _done(cell, plan)]
             report(f"{family} n={n} trial {trial + 1}", len(group) - len(open_cells))
             if open_cells:
-                _run_group(plan, store, open_cells, probes, report)
+                _run_group(plan, store, open_cells, prober, report)
     return cells
 
 
@@ -86,7 +87,7 @@ def _run_group(
     plan: Plan,
     store: Store,
     cells: Sequence[Cell],
-    probes: dict[tuple[str, int, str], Probe],
+    prober: Prober,
     report: Report,
 ) -> None:
     """All systems on one problem: prepare each, then take turns until all are done."""
@@ -97,7 +98,7 @@ def _run_group(
         where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
         report(f"{where}, first call", 0)
         ready: Ready | None = None
-        if _admit(plan, cell, probes):
+        if _admit(plan, cell, prober):
             if posed is None and not unsolved:
                 try:
                     posed = _problem(plan, cell)
@@ -109,7 +110,7 @@ def _run_group(
                 ready = _first_call(plan, store, cell, *posed)
         store.save(cell)
         if ready is None:
-            report(where, 1)
+            report(f"{where}, {told(cell.status, cell.detail, ())}", 1)
         else:
             running.append((cell, ready))
     if posed is None:
@@ -120,7 +121,14 @@ def _run_group(
         _one_turn(cell, ready, posed[0])
         store.save(cell)
         if _done(cell, plan):
-            report(where, 1)
+            report(f"{where}, {told(cell.status, cell.detail, cell.seconds)}", 1)
+
+
+def told(status: str, detail: str, seconds: Sequence[float]) -> str:
+    """How a cell ended: the median time of a call, or why there is none."""
+    if status != "ok" or not seconds:
+        return text.status(status, detail)
+    return f"{text.time(statistics.median(seconds))} a call"
 
 
 def in_turns(running: Sequence[Item], done: Callable[[Item], bool]) -> Iterator[Item]:
@@ -148,7 +156,7 @@ def _problem(plan: Plan, cell: Cell) -> tuple[Instance, Reference]:
     return problem, solve_reference(problem)
 
 
-def _admit(plan: Plan, cell: Cell, probes: dict[tuple[str, int, str], Probe]) -> bool:
+def _admit(plan: Plan, cell: Cell, prober: Prober) -> bool:
     """Whether the system can run here at all; writes the reason into the cell if not."""
     system = find(cell.system)
     missing = system.missing()
@@ -161,20 +169,17 @@ def _admit(plan: Plan, cell: Cell, probes: dict[tuple[str, int, str], Probe]) ->
         return False
     if not plan.memory:
         return True
-    key = (cell.family, cell.n, cell.system)
-    if key not in probes:
-        task = {
-            "system": cell.system,
-            "family": cell.family,
-            "n": cell.n,
-            "seed": cell.seed,
-            "dtype": plan.dtype,
-            "device": plan.device,
-            "functional": plan.functional,
-            "threads": plan.threads,
-        }
-        probes[key] = probe(task, plan.time_limit)
-    found = probes[key]
+    task = {
+        "system": cell.system,
+        "family": cell.family,
+        "n": cell.n,
+        "seed": cell.seed,
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "functional": plan.functional,
+        "threads": plan.threads,
+    }
+    found = prober.first(task, plan.time_limit)
     cell.memory_mb = found.memory_mb
     if found.status != "ok":
         cell.status, cell.detail = found.status, found.detail

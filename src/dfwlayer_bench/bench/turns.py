@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.bench.run import in_turns
+from dfwlayer_bench.bench.run import in_turns, told
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems.base import Packaged, Setting, timed
@@ -193,14 +193,19 @@ def _run_group(
         passes = prepare(cell)
         _save(store, cell)
         if passes is None:
-            report(cell.where, 1)
+            report(_ended(cell), 1)
         else:
             running.append((cell, passes))
     for cell, passes in in_turns(running, lambda item: done(item[0])):
         _one_turn(cell, passes)
         _save(store, cell)
         if done(cell):
-            report(cell.where, 1)
+            report(_ended(cell), 1)
+
+
+def _ended(cell: TimedCell) -> str:
+    seconds = cell.both_seconds or cell.forward_seconds
+    return f"{cell.where}, {told(cell.status, cell.detail, seconds)}"
 
 
 def _save(store: Store, cell: TimedCell) -> None:

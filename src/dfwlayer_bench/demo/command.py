@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dfwlayer_bench.report.progress import Lines, announce
 from dfwlayer_bench.report.progress import bar as bar_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 ERROR_TOLERANCE = 1e-4  # of the default method in float32, relative
+QUICK_SECONDS = 30  # on 2 cores, most of it to compile what is not on disk yet
 VIOLATION_TOLERANCE = 1e-6  # a few units in the last place of a float32 radius
 
 
@@ -57,6 +59,8 @@ def demo(
         from dfwlayer_bench.demo.figure import draw
         from dfwlayer_bench.demo.training import train
 
+    if quick:
+        announce(console, QUICK_SECONDS)
     size = work.QUICK if quick else work.FULL
     if steps is not None:
         size = replace(size, training_steps=steps)
@@ -155,7 +159,7 @@ def _head(console: Console, number: int, title: str) -> None:
     console.print(f"\n[bold cyan]{number}[/]  [bold]{title}[/]")
 
 
-def _progress(console: Console, text: str = "") -> Progress:
+def _progress(console: Console, text: str = "") -> Progress | Lines:
     return bar_of(console, TextColumn(text), TimeRemainingColumn(elapsed_when_finished=True))
 
 

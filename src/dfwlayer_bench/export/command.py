@@ -54,6 +54,7 @@ def export(
 
         from dfwlayer.deploy import export as export_layer
         from dfwlayer_bench.export.cases import CASES, Size
+        from dfwlayer_bench.report.progress import progress
     check_names("--format", [format], SUFFIX)
     check_names("--dtype", [dtype], ("float32", "float64"))
     names = split(sets) or ["l1"]
@@ -62,23 +63,26 @@ def export(
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     failed = False
-    for name in names:
-        random = torch.Generator().manual_seed(seed)
-        size = Size(n, radius, random, getattr(torch, dtype))
-        try:
-            layer, draw = CASES[name](size)
-            report = export_layer(
-                layer,
-                out / f"{name}{SUFFIX[format]}",
-                draw(3),
-                max_steps=max_steps,
-                format=format,
-                samples=draw,
-                count=inputs,
-            )
-        except (ValueError, ImportError) as error:
-            failed = bool(refuse(console, f"{name}: {error}", 1))
-            continue
-        console.print(f"{name}: {report}", **PLAIN)
-        failed = failed or not report.passed
+    with progress(Console(stderr=True), len(names)) as tell:
+        for name in names:
+            tell(name, 0)
+            random = torch.Generator().manual_seed(seed)
+            size = Size(n, radius, random, getattr(torch, dtype))
+            try:
+                layer, draw = CASES[name](size)
+                report = export_layer(
+                    layer,
+                    out / f"{name}{SUFFIX[format]}",
+                    draw(3),
+                    max_steps=max_steps,
+                    format=format,
+                    samples=draw,
+                    count=inputs,
+                )
+            except (ValueError, ImportError) as error:
+                failed = bool(refuse(console, f"{name}: {error}", 1))
+            else:
+                console.print(f"{name}: {report}", **PLAIN)
+                failed = failed or not report.passed
+            tell(name, 1)
     return 1 if failed else 0

@@ -96,6 +96,8 @@ def show(document: Document, parts: Sequence[str], output: Console) -> None:
             for row in table.rows:
                 drawn.add_row(*(escape(value) for value in row))
             output.print(drawn)
+            for note in table.notes:
+                output.print(f"  {escape(note)}", highlight=False)
     for finding in document.findings:
         colour = COLOURS[finding.verdict]
         output.print(

@@ -10,6 +10,7 @@ __all__ = [
     "FAILS",
     "IN_PART",
     "NOT_MEASURED",
+    "OTHER_SIZES",
     "REPRODUCES",
     "VERDICTS",
     "Finding",
@@ -17,11 +18,13 @@ __all__ = [
 
 REPRODUCES, IN_PART, FAILS = "reproduces", "in part", "does not reproduce"
 NOT_MEASURED, BEYOND = "not measured", "beyond the paper"
+OTHER_SIZES = "not measured at these sizes"  # which are not the paper's
 VERDICTS = {
     REPRODUCES: "What reproduces",
     IN_PART: "What reproduces in part",
     FAILS: "What does not reproduce",
     NOT_MEASURED: "What this run did not measure",
+    OTHER_SIZES: "What this run measured at other sizes than the paper",
     BEYOND: "What the paper does not show",
 }
 COLOURS = {  # on the terminal
@@ -29,6 +32,7 @@ COLOURS = {  # on the terminal
     IN_PART: "yellow",
     FAILS: "red",
     NOT_MEASURED: "dim",
+    OTHER_SIZES: "dim",
     BEYOND: "blue",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -14,6 +15,7 @@ __all__ = [
     "cores",
     "describe",
     "machine_text",
+    "mapped_mb",
     "reset_peak",
     "resident_mb",
     "threads",
@@ -57,6 +59,7 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
+@functools.cache  # asked for each cell, and the answer is a search of all folders with packages
 def version(distribution: str) -> str | None:
     """The installed version of a distribution, None if it is not installed."""
     try:
@@ -103,11 +106,19 @@ def threads(count: int | None) -> Iterator[None]:
 
 def resident_mb(peak: bool = False) -> float | None:
     """Resident memory of this process, now or at its peak, None where it cannot be told."""
+    return _memory_mb("VmHWM:" if peak else "VmRSS:")
+
+
+def mapped_mb() -> float | None:
+    """What of the resident memory is files, such as the code of libraries; None as above."""
+    return _memory_mb("RssFile:")
+
+
+def _memory_mb(name: str) -> float | None:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    name = "VmHWM:" if peak else "VmRSS:"
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), None)
 
 

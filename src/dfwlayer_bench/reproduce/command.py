@@ -39,8 +39,10 @@ TELL = """
 FULL = Defaults(
     ("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=3, time_limit=600.0
 )
-QUICK = Defaults(("paper", "active"), (30, 60), trials=2, repeats=1, time_limit=20.0)
+QUICK = Defaults(("paper", "active"), (30, 60), trials=1, repeats=1, time_limit=20.0)
 STEPS, QUICK_STEPS = 300, 60
+# on 2 cores, with every rival installed and nothing compiled yet
+QUICK_SECONDS = {"table1": 40, "accuracy": 40, "temperature": 20, "ablations": 40, "all": 55}
 BATCHES, QUICK_BATCHES = (1, 4, 16, 64), (1, 4)
 WIDTH = 170  # columns, where the output is no terminal
 
@@ -98,7 +100,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
         time_limit: Annotated[float | None, options.time_limit(FULL.time_limit)] = None,
         quick: Annotated[
             bool,
-            typer.Option("--quick", help="A small run: n = 30 and 60, two trials, 60 iterations."),
+            typer.Option("--quick", help="A small run: n = 30 and 60, one trial, 60 iterations."),
         ] = False,
         repeats: Annotated[int | None, options.repeats(FULL.repeats)] = None,
         steps: Annotated[
@@ -107,9 +109,13 @@ def _command(part: str, description: str) -> Callable[..., int]:
         ] = None,
         dtype: options.Dtype = "float32",
         threads: options.Threads = None,
-        memory: options.Memory = True,
+        memory: options.Memory = None,
         fresh: options.Fresh = False,
     ) -> int:
+        from rich.console import Console
+
+        from dfwlayer_bench.report.progress import announce
+
         plan = plan_of(
             QUICK if quick else FULL,
             _systems(),
@@ -122,10 +128,12 @@ def _command(part: str, description: str) -> Callable[..., int]:
             dtype=dtype,
             device=device,
             seed=seed,
-            memory=memory,
+            memory=not quick if memory is None else memory,
             threads=threads,
             answers=True,
         )
+        if quick:
+            announce(Console(stderr=True), QUICK_SECONDS[part])
         return _reproduce(_request(part, plan, steps, quick), out, fresh=fresh)
 
     command.__doc__ = description + TELL

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from dfwlayer_bench.report import text
-from dfwlayer_bench.report.findings import BEYOND, FAILS, IN_PART, NOT_MEASURED, REPRODUCES, Finding
+from dfwlayer_bench.report.findings import (
+    BEYOND,
+    FAILS,
+    IN_PART,
+    NOT_MEASURED,
+    OTHER_SIZES,
+    REPRODUCES,
+    Finding,
+)
 from dfwlayer_bench.reproduce.paper import ACCURACY, ROLES, TIMES, Measured
 from dfwlayer_bench.reproduce.rows import Spread, SystemRow
 from dfwlayer_bench.reproduce.sections import PAPER, activity, families_of
 from dfwlayer_bench.systems import label_of
 
-__all__ = ["system_findings"]
+__all__ = ["at_sizes", "system_findings"]
 
 ROUNDING = 1e-6  # a violation / t below this is float32's
+SIZES = tuple(TIMES["DFWLayer"])  # that the paper ran
 SYSTEM_OF = {role: name for name, role in ROLES.items()}
 
 
@@ -34,7 +44,15 @@ def system_findings(rows: Sequence[SystemRow]) -> list[Finding]:
         _peer_itself(rows),
         _default_times(rows),
     ]
-    return [finding for finding in found if finding is not None]
+    return [at_sizes(finding, {r.n for r in rows}) for finding in found if finding is not None]
+
+
+def at_sizes(finding: Finding, sizes: Iterable[int]) -> Finding:
+    """The finding, without a verdict on the paper where none of its sizes was run."""
+    if finding.verdict == BEYOND or any(n in SIZES for n in sizes):
+        return finding
+    told = f"The paper's sizes are {', '.join(map(str, SIZES))}."
+    return replace(finding, verdict=OTHER_SIZES, evidence=f"{finding.evidence} {told}")
 
 
 def judge(outcomes: Iterable[bool]) -> str:
@@ -66,7 +84,7 @@ def _why_not(rows: Sequence[SystemRow], *roles: str) -> str:
         if troubled:
             detail = f" ({troubled[0].detail})" if troubled[0].detail else ""
             return f"{troubled[0].label}: {troubled[0].status}{detail}."
-    return "None of the paper's sizes was run."
+    return "There is nothing to compare."
 
 
 def _times(factor: float) -> str:
@@ -84,11 +102,11 @@ def _faster(rows: Sequence[SystemRow], rival: str) -> Finding:
         if own is None or other is None or own.seconds is None or other.seconds is None:
             continue
         factor = other.seconds.mean / own.seconds.mean
-        outcomes += [factor > 1] if n not in paper else [factor > 1, factor >= paper[n] / 2]
+        outcomes += [factor > 1, factor >= paper[n] / 2] if n in paper else []
         parts.append(f"{_times(factor)} at n = {n}")
     if not parts:
         return Finding(NOT_MEASURED, claim, _why_not(rows, rival, "DFWLayer"))
-    judged = " (judged: faster, and by at least half the paper's factor where it has one)"
+    judged = " (judged at the paper's sizes: faster, and by at least half its factor)"
     evidence = f"Time of {rival} / time of DFWLayer: {', '.join(parts)}{judged}."
     return Finding(judge(outcomes), claim, evidence)
 
@@ -139,7 +157,8 @@ def _near(found: Spread, told: Measured) -> bool:
 
 def _feasible(rows: Sequence[SystemRow]) -> Finding:
     claim = "DFWLayer never violates the constraint."
-    own = [r for r in rows if r.system == "dfw" and r.relative_violation is not None]
+    known = [r for r in rows if r.system == "dfw" and r.relative_violation is not None]
+    own = [r for r in known if r.n in SIZES] or known
     if not own:
         return Finding(NOT_MEASURED, claim, _why_not(rows, "DFWLayer"))
     worst = max(r.relative_violation or 0.0 for r in own)
@@ -165,8 +184,8 @@ def _alt_diff_violates(rows: Sequence[SystemRow]) -> Finding:
         if not row.active_seeds:
             inactive.append(n)
             continue
-        outcomes.append((row.relative_violation or 0.0) > ROUNDING)
         if n in told:
+            outcomes.append((row.relative_violation or 0.0) > ROUNDING)
             ratio = row.mean_violation / told[n].mean_violation
             outcomes += [0.5 <= ratio <= 2, 0.5 <= row.max_violation / told[n].max_violation <= 2]
         parts.append(
@@ -181,7 +200,7 @@ def _alt_diff_violates(rows: Sequence[SystemRow]) -> Finding:
     if tight:
         largest = max(r.max_violation or 0.0 for r in tight)
         evidence += f". Run to convergence, its largest is {text.significant(largest, 2)}"
-    judged = " (judged: it does, and within a factor of 2 where the paper has the size)."
+    judged = " (judged at the paper's sizes: it does, and within a factor of 2)."
     return Finding(judge(outcomes), claim, evidence + judged)
 
 

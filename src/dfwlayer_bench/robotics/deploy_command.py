@@ -33,6 +33,7 @@ def export_expert(
     chosen = options.check_task(task)
     from rich.console import Console
 
+    from dfwlayer_bench.report.progress import progress
     from dfwlayer_bench.robotics.episodes import roll_out
     from dfwlayer_bench.robotics.expert.training import expert_policy
     from dfwlayer_bench.robotics.files import ASSETS, FileError, load_actor, load_dataset
@@ -46,19 +47,23 @@ def export_expert(
         return options.refuse(console, error)
     path = out / chosen.slug / "policy.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = export_policy(chosen, actor, path, sample.observations)
-    console.print(str(report), **PLAIN)
-    if not episodes:
-        return 0 if report.passed else 1
-    module = "dfwlayer_bench.robotics.drive"
-    wanted = ["--task", chosen.name, "--episodes", str(episodes), "--seed", str(seed)]
-    ran = subprocess.run(
-        [sys.executable, "-m", module, str(path), *wanted], capture_output=True, text=True
-    )
-    if ran.returncode:
-        return options.refuse(console, RuntimeError(ran.stderr.strip()))
-    driven = json.loads(ran.stdout.splitlines()[-1])
-    eager = roll_out(chosen, expert_policy(chosen, actor), episodes, seed)
+    with progress(Console(stderr=True), 3 if episodes else 1) as tell:
+        report = export_policy(chosen, actor, path, sample.observations)
+        tell(f"{path.name} written and checked", 1)
+        console.print(str(report), **PLAIN)
+        if not episodes:
+            return 0 if report.passed else 1
+        module = "dfwlayer_bench.robotics.drive"
+        wanted = ["--task", chosen.name, "--episodes", str(episodes), "--seed", str(seed)]
+        ran = subprocess.run(
+            [sys.executable, "-m", module, str(path), *wanted], capture_output=True, text=True
+        )
+        if ran.returncode:
+            return options.refuse(console, RuntimeError(ran.stderr.strip()))
+        driven = json.loads(ran.stdout.splitlines()[-1])
+        tell(f"{episodes} episodes with the file alone", 1)
+        eager = roll_out(chosen, expert_policy(chosen, actor), episodes, seed)
+        tell(f"{episodes} episodes with the expert in torch", 1)
     mean = sum(driven["returns"]) / episodes
     console.print(
         f"{chosen.name}, {driven['steps']} steps in a process "

@@ -18,7 +18,13 @@ from dfwlayer_bench.baselines.altdiff import Ball, alternate
 from dfwlayer_bench.bench.measure import held_bytes
 from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.problems.families import make
-from dfwlayer_bench.report.findings import FAILS, IN_PART, NOT_MEASURED, REPRODUCES
+from dfwlayer_bench.report.findings import (
+    FAILS,
+    IN_PART,
+    NOT_MEASURED,
+    OTHER_SIZES,
+    REPRODUCES,
+)
 from dfwlayer_bench.reproduce.findings import system_findings
 from dfwlayer_bench.reproduce.paper import ACCURACY, TIMES
 from dfwlayer_bench.reproduce.rows import groups_of_records, system_rows
@@ -207,18 +213,46 @@ def test_a_wide_spread_is_no_agreement():
 def test_a_violation_is_not_called_reproduced_where_no_constraint_is_active():
     quiet = [cell("alt-diff-paper", 0, constraint_active=False)]
     assert verdicts(system_rows(quiet, {}))["Alt-Diff violates the constrai"] == NOT_MEASURED
-    loud = [cell("alt-diff-paper", 0, 30, constraint_active=True, violation=0.1)]
-    assert verdicts(system_rows(loud, {}))["Alt-Diff violates the constrai"] == REPRODUCES
+    mean, most = (ACCURACY["Alt-Diff"][500].mean_violation, ACCURACY["Alt-Diff"][500].max_violation)
+    amounts = (most, 0.1 * mean, 0.1 * mean)  # / t, and t is 2 in these cells
+    loud = [
+        cell("alt-diff-paper", i, constraint_active=True, violation=amount / 2)
+        for i, amount in enumerate(amounts)
+    ]
+    assert verdicts(system_rows(loud, {}))["Alt-Diff violates the constrai"] == IN_PART
     feasible = [cell("dfw", 0, violation=1e-3)]
     assert verdicts(system_rows(feasible, {}))["DFWLayer never violates the co"] == FAILS
 
 
-def temperature_records(annealed, constants):
+def test_other_sizes_than_the_papers_get_no_verdict():
+    def rows(*sizes):
+        timed = [cell(name, 0, n) for n in sizes for name in ("dfw", "diffcp", "alt-diff-paper")]
+        return system_rows([replace(own, violation=0.5) for own in timed], {})
+
+    claims = [
+        finding.verdict for finding in system_findings(rows(60)) if finding.claim[:3] != "How"
+    ]
+    assert set(claims[:6]) == {OTHER_SIZES}
+    judged = verdicts(rows(60, 500))
+    assert judged["DFWLayer is faster than CvxpyL"] == FAILS  # the same time at n = 500
+    fast = system_rows(
+        [
+            cell("diffcp", 0, 500, seconds=[100.0]),
+            cell("dfw", 0, 500),
+            cell("diffcp", 0, 60, seconds=[0.1]),
+            cell("dfw", 0, 60),
+        ],
+        {},
+    )
+    assert verdicts(fast)["DFWLayer is faster than CvxpyL"] == REPRODUCES  # n = 60 does not count
+
+
+def temperature_records(annealed, constants, n=1000):
     """(distance, cosine) at the two steps 10 and 20; the published rule stops at 10."""
     made = []
     for variant, (distance, cosine) in {"annealed": annealed, **constants}.items():
         values = {"step": [10, 20], "distance": distance, "cosine": cosine, "stop": 10}
-        record = Record("temperature", "paper", 5, 0, 1, variant, variant, status="ok")
+        record = Record("temperature", "paper", n, 0, 1, variant, variant, status="ok")
         made.append(replace(record, values={**values, "error": distance}))
     return made
 
@@ -243,6 +277,8 @@ def test_claims_on_temperature_are_judged_at_the_stop_and_at_the_end():
     assert judged(([0.5, 0.5], [0.99, 0.99]), upside) == [IN_PART, IN_PART, REPRODUCES]
     missing = {name: found for name, found in constants.items() if name != "0.5"}
     assert judged(([0.5, 0.5], [0.9, 0.9]), missing) == [NOT_MEASURED] * 3
+    small = groups_of_records(temperature_records(([9.0, 9.0], [0.1, 0.1]), constants, n=60))
+    assert [finding.verdict for finding in study_findings(small)][:3] == [OTHER_SIZES] * 3
 
 
 def test_records_are_what_json_can_hold():

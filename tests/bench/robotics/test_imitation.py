@@ -397,6 +397,8 @@ def test_commands_from_data_to_report(tmp_path):
     found = dfw("imitate", *common, "--steps", "20", "--test-every", "10", "--repeats", "2")
     assert found.exit_code == 0, found.output
     assert "dfwlayer (exact)" in found.output
+    assert "A quick run: up to" in found.output
+    assert "[40 of 40] R+O03 dfwlayer, seed 0: loss" in found.output  # how far it is, and when
     folder = out / REACHER.slug / "imitation"
     kept = {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*.safetensors")}
     assert len(kept) == 2
@@ -406,6 +408,7 @@ def test_commands_from_data_to_report(tmp_path):
 
     found = dfw("evaluate", *common, "--expert", str(expert), "--no-animation")
     assert found.exit_code == 0, found.output
+    assert "[3 of 3] dfwlayer, seed 0: return" in found.output
     content = json.loads((folder / "imitation.json").read_text())
     rows = {row["layer"]: row for row in content["rows"]}
     assert rows["dfwlayer"]["steps"] == 20

@@ -12,6 +12,7 @@ from dfwlayer_bench.report.terminal import PLAIN, output, refuse
 __all__ = ["bench_gpu"]
 
 REPEATS, QUICK_REPEATS = 50, 5
+QUICK_CASES = (("l1", 256, 20), ("box", 256, 20))  # compiling takes most of the time
 
 
 def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
@@ -20,7 +21,9 @@ def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     from rich.console import Console
 
     from dfwlayer_bench.bench.gpu.run import CASES, SETS, as_markdown, floor_seconds, measured
+    from dfwlayer_bench.report import text
     from dfwlayer_bench.report.machine import describe
+    from dfwlayer_bench.report.progress import progress
 
     chosen, out, seed = split(sets), asked.out, asked.seed
     check_names("--family", chosen, SETS)
@@ -28,9 +31,14 @@ def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     if not torch.cuda.is_available():
         return refuse(console, "--suite gpu: PyTorch finds no CUDA device", 2)
     count = asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS)
-    cases = [case for case in CASES if not chosen or case[0] in chosen]
+    known = QUICK_CASES if asked.quick and not chosen else CASES
+    cases = [case for case in known if not chosen or case[0] in chosen]
     floor = floor_seconds(count)
-    rows = list(measured(cases, getattr(torch, dtype), count, seed))
+    rows = []
+    with progress(console, len(cases)) as report:
+        for row in measured(cases, getattr(torch, dtype), count, seed):
+            rows.append(row)
+            report(f"{row.set} {row.count}x{row.n}, {text.time(row.programs)} a call", 1)
     table = as_markdown(rows, floor)
     output(100).print(table, **PLAIN)
     out.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.problems.families import Instance, make
 from dfwlayer_bench.problems.reference import Reference, solve_reference
+from dfwlayer_bench.report import text
 from dfwlayer_bench.report.progress import Report
 
 __all__ = ["Case", "Record", "Study", "Variant", "run_studies", "saved_records"]
@@ -130,11 +132,15 @@ def run_studies(
                     record = _load(plan, study, variant, case, store)
                     where = f"{study.name} {case.family} n={case.n} trial {case.trial + 1}"
                     report(f"{where}: {variant.label}", 0)
+                    ended = "from before"
                     if record.status == "pending":
+                        start = time.perf_counter()
                         _run(record, variant, case)
                         store.write(record.key, asdict(record))
+                        ended = f"{text.status(record.status, record.detail)} in "
+                        ended += text.time(time.perf_counter() - start)
                     records.append(record)
-                    report(f"{where}: {variant.label}", 1)
+                    report(f"{where}: {variant.label}, {ended}", 1)
     return records
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.findings import BEYOND, NOT_MEASURED, Finding
-from dfwlayer_bench.reproduce.findings import judge
+from dfwlayer_bench.reproduce.findings import at_sizes, judge
 from dfwlayer_bench.reproduce.paper import STAGES
 from dfwlayer_bench.reproduce.rows import Group, Spread
 from dfwlayer_bench.reproduce.sections import PAPER
@@ -24,7 +24,8 @@ def study_findings(groups: Sequence[Group]) -> list[Finding]:
     temperatures = [group for group in groups if group.study == "temperature"]
     if temperatures:
         own = {g.variant: g for g in temperatures if g.family == PAPER and g.records}
-        found += _temperature(own)
+        sizes = {group.n for group in temperatures}
+        found += [at_sizes(finding, sizes) for finding in _temperature(own)]
         found += _stops(temperatures)
     found += _theorem([group for group in groups if group.study == "theorem"])
     found += _gradient([group for group in groups if group.study == "gradient"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["gradients"]
 
-QUICK_STEPS = 200
+QUICK_STEPS, QUICK_SECONDS = 200, 30  # seconds on 2 cores
 EVALUATE_EVERY, EVALUATIONS = 600, 10  # steps, and at least so many
 SHOWN_EVERY = 20  # steps between two looks at the bar
 WIDTH = 160  # columns, where the output is no terminal
@@ -55,7 +55,7 @@ def gradients(
 
     from dfwlayer_bench.report.document import show
     from dfwlayer_bench.report.machine import describe
-    from dfwlayer_bench.report.progress import progress
+    from dfwlayer_bench.report.progress import STEPS, announce, progress
     from dfwlayer_bench.robotics.files import FileError, prepare_folder, versions
     from dfwlayer_bench.robotics.gradients.plants import PLANTS
     from dfwlayer_bench.robotics.gradients.report import write_report
@@ -69,6 +69,8 @@ def gradients(
         raise typer.BadParameter(f"--seeds: expected integers of at least 0, got {numbers}")
     torch.set_num_threads(threads)
     console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS)
     folder = out / "gradients"
     ended = True
     try:
@@ -84,7 +86,8 @@ def gradients(
             run = Agents(plan, folder / name / CHECKPOINT)
             run.resume()
             runs.append(run)
-        with progress(console, sum(max(run.plan.steps - run.step, 0) for run in runs)) as bar:
+        left = sum(max(run.plan.steps - run.step, 0) for run in runs)
+        with progress(console, left, STEPS) as bar:
             for run in runs:
                 try:
                     _train(run, bar)

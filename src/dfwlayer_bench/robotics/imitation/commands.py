@@ -32,7 +32,9 @@ QUICK_TRANSITIONS = 2000
 EPISODES, QUICK_EPISODES = 10, 1
 TRACE_STEPS = 300  # of an episode, shown in the figure of the power
 FILM_STEPS, QUICK_FILM_STEPS = 240, 20
+QUICK_SECONDS = {"imitate": 30, "evaluate": 15, "all": 55}  # on 2 cores
 DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
+QUICK_EVALUATED = ("none", "dfwlayer", "radial")  # others take a minute for an episode
 FILMED = ("expert", "dfwlayer")
 WIDTH = 200  # columns, where the output is no terminal
 
@@ -87,6 +89,7 @@ def imitate(
     import torch
     from rich.console import Console
 
+    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_dataset, prepare_folder
     from dfwlayer_bench.robotics.imitation.layers import LAYERS
     from dfwlayer_bench.robotics.imitation.run import Job, imitate_all, note, time_all, write_all
@@ -99,6 +102,8 @@ def imitate(
     most_slow = min(slow_steps or few, most)
     torch.set_num_threads(threads)
     console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS["imitate"])
     folder = out / chosen.slug / "imitation"
     try:
         if fresh and folder.is_dir():
@@ -154,6 +159,7 @@ def evaluate(
     import torch
     from rich.console import Console
 
+    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_actor
     from dfwlayer_bench.robotics.imitation.evaluate import EXPERT_NAME, Policies
     from dfwlayer_bench.robotics.imitation.run import (
@@ -164,9 +170,12 @@ def evaluate(
         write_all,
     )
 
-    names, numbers = _layers(layers), _seeds(seeds, quick)
+    shown = list(QUICK_EVALUATED) if quick and not layers else layers
+    names, numbers = _layers(shown), _seeds(seeds, quick)
     torch.set_num_threads(threads)
     console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS["evaluate"])
     folder = out / chosen.slug / "imitation"
     try:
         teacher, _ = load_actor(options.find_expert(expert, out, chosen), chosen)
@@ -180,8 +189,8 @@ def evaluate(
             trace_power(policies, [job for job in first if job[0] in DRAWN], TRACE_STEPS)
             if animation:
                 steps = QUICK_FILM_STEPS if quick else FILM_STEPS
-                shown = [job for job in first if job[0] in FILMED]
-                if animate(policies, shown, steps) is None:
+                filmed = [job for job in first if job[0] in FILMED]
+                if animate(policies, filmed, steps) is None:
                     console.print("The simulator cannot draw here: there is no animation.")
 
         return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)
@@ -215,8 +224,14 @@ def run_all(
     Each part goes on where it was stopped when the same command is given again.
     """
     chosen = options.check_task(task)
+    from rich.console import Console
+
+    from dfwlayer_bench.report.progress import announce
+
     if fresh and (out / chosen.slug).is_dir():
         shutil.rmtree(out / chosen.slug)
+    if quick:
+        announce(Console(stderr=True), QUICK_SECONDS["all"])
     size = transitions or (QUICK_TRANSITIONS if quick else None)
     steps_of_expert = expert_steps or (QUICK_EXPERT_STEPS if quick else EXPERT_STEPS)
     parts: list[Callable[[], int]] = [

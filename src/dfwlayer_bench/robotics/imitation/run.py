@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.report.document import Document, Picture
 from dfwlayer_bench.report.machine import describe
-from dfwlayer_bench.report.progress import progress
+from dfwlayer_bench.report.progress import STEPS, lasting, progress
 from dfwlayer_bench.robotics.expert.run import board
 from dfwlayer_bench.robotics.files import FileError, versions, writing
 from dfwlayer_bench.robotics.imitation.evaluate import (
@@ -65,7 +66,7 @@ def imitate_all(
     for run in runs:
         run.resume()
     left = sum(max(run.plan.steps - run.step, 0) for run in runs)
-    with progress(console, left) as bar:
+    with progress(console, left, STEPS) as bar:
         for run in runs:
             if not run.finished:
                 _train(run, bar)
@@ -104,8 +105,8 @@ def time_all(
         return
     wanted = {"none", *known, *layers}
     together = [name for name, row in LAYERS.items() if name in wanted and not row.missing()]
-    with console.status("Timing") as status:
-        found = time_layers(plan, data, together, repeats, lambda text: status.update(text))
+    with progress(console, len(together) + repeats, STEPS) as bar:
+        found = time_layers(plan, data, together, repeats, bar)
     with writing(path) as draft:
         content = {timing.layer: asdict(timing) for timing in found}
         draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -118,8 +119,10 @@ def evaluate_all(
     with progress(console, len(jobs)) as bar:
         for layer, seed in jobs:
             bar(f"{policies.task.name} {layer}, seed {seed}", 0)
+            start = time.perf_counter()
             found = policies.evaluate(layer, seed, episodes)
-            bar(f"{layer}, seed {seed}: return {found.mean_return:.1f}", 1)
+            took = lasting(time.perf_counter() - start)
+            bar(f"{layer}, seed {seed}: return {found.mean_return:.1f}, {took}", 1)
 
 
 def trace_power(policies: Policies, jobs: Sequence[tuple[str, int]], steps: int) -> list[Picture]:

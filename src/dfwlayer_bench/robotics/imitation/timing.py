@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.robotics.imitation.training import Imitation, Plan, Split
 
 __all__ = ["Timing", "time_layers"]
@@ -38,7 +39,7 @@ def time_layers(
     data: Split,
     layers: Sequence[str],
     repeats: int,
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _text, _finished: None,
 ) -> list[Timing]:
     """Each turn lets every layer train one step on the same batch, beginning with another one.
 
@@ -49,14 +50,14 @@ def time_layers(
     seconds: dict[str, list[float]] = {name: [] for name in layers}
     cpu: dict[str, list[float]] = {name: [] for name in layers}
     for name, run in runs.items():
-        report(f"warming up {name}")
+        report(f"timing, warming up {name}", 0)
         for step in range(WARM_UP):
             run.train_once(*run.batch(step))
+        report(f"timing, warmed up {name}", 1)
     collecting = gc.isenabled()
     gc.disable()
     try:
         for turn in range(repeats):
-            report(f"turn {turn + 1} of {repeats}")
             first = turn % len(layers)
             for name in (*layers[first:], *layers[:first]):
                 if sum(seconds[name]) > PATIENCE:
@@ -67,6 +68,7 @@ def time_layers(
                 cpu[name].append(time.process_time() - started_cpu)
                 seconds[name].append(time.perf_counter() - started)
             gc.collect()
+            report(f"timing, turn {turn + 1} of {repeats}", 1)
     finally:
         if collecting:
             gc.enable()
