@@ -7,6 +7,7 @@ import torch
 
 import dfwlayer as dfw
 from dfwlayer.engines import compiled
+from dfwlayer.methods.base import Problem, confirmed
 
 F32, F64 = torch.float32, torch.float64
 
@@ -103,6 +104,23 @@ def test_positive_eigenvalues_are_not_called_negative(p, method):
             most = {} if method == "auto" else {"max_steps": 40}
             sol = dfw.solve(dfw.Quadratic(P, torch.randn(rows, n)), ball, method=method, **most)
         assert (sol.status != dfw.Status.NOT_CONVEX).all()
+
+
+def test_what_seems_to_bend_down_is_factorised():
+    """Whatever was met on the way: a matrix has negative eigenvalues or it does not."""
+    up, down = (
+        torch.diag(torch.tensor([1.0, 2.0, 1e-6])),
+        torch.diag(torch.tensor([1.0, 2.0, -0.1])),
+    )
+    x, all_rows = torch.zeros(2, 3), torch.ones(2, dtype=torch.bool)
+    ball = dfw.LpBall(2).bind((3,), F32, x.device)
+    for objective, right in (
+        (dfw.Quadratic(torch.stack((up, down)), torch.ones(2, 3)), [False, True]),
+        (dfw.LeastSquares(down, torch.ones(2, 3)), [False, False]),
+    ):
+        problem = Problem(objective.bind(2), ball, None)
+        assert confirmed(problem, x, all_rows, 0.0).tolist() == right
+        assert not confirmed(problem, x, ~all_rows, 0.0).any()
 
 
 def test_a_gradient_that_is_all_rounding_shows_no_curvature():
