@@ -17,6 +17,7 @@ typer = pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from dfwlayer_bench.baselines.altdiff import AltDiff, AltDiffQP  # noqa: E402
+from dfwlayer_bench.baselines.dc3 import Training  # noqa: E402
 from dfwlayer_bench.bench.command import bench  # noqa: E402
 from dfwlayer_bench.bench.probe import probe  # noqa: E402
 from dfwlayer_bench.bench.report import rows_of  # noqa: E402
@@ -27,7 +28,7 @@ from dfwlayer_bench.problems.reference import (  # noqa: E402
     project_l1,
     solve_reference,
 )
-from dfwlayer_bench.systems import SYSTEMS, base, run  # noqa: E402
+from dfwlayer_bench.systems import SYSTEMS, base, dc3, run  # noqa: E402
 
 TASK = {
     "system": "floor",
@@ -192,7 +193,8 @@ def test_alt_diff_refuses_what_it_cannot_do():
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if SYSTEMS[name].solves])
 @pytest.mark.filterwarnings("ignore")
-def test_every_rival_installed_finds_the_solution(name):
+def test_every_rival_installed_finds_the_solution(name, monkeypatch):
+    monkeypatch.setattr(dc3, "TRAINING", Training(steps=300, seconds=10.0))
     system = SYSTEMS[name]
     if system.missing():
         pytest.skip(f"not installed: {', '.join(system.missing())}")
@@ -201,7 +203,10 @@ def test_every_rival_installed_finds_the_solution(name):
     result = run(system, problem)
     assert len(result.seconds) == 1
     assert result.settings["dtype"] == "float64"
-    if name != "dfw":  # the published method stops far from the solution
+    if name == "dc3":  # a guess: better than nothing, and not far outside
+        assert relative(result.answer.x, reference.x) < 1
+        assert result.settings["steps"] <= 300
+    elif name != "dfw":  # the published method stops far from the solution
         assert relative(result.answer.x, reference.x) < 1e-5
         assert relative(result.answer.gradient, reference.gradient) < 2e-2
 

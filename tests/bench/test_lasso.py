@@ -88,7 +88,20 @@ def test_data_that_are_not_installed_are_a_row_that_says_so(tmp_path, monkeypatc
     assert result.exit_code == 0, result.output
     (row,) = rows(tmp_path)
     assert row["status"] == "missing"
-    assert row["detail"] == "no data, not installed: ISLP"
+    assert row["detail"] == "no data, not installed: pip install --no-deps ISLP"
+
+
+@pytest.mark.parametrize("name", ["diabetes", "wine"])
+def test_the_sets_of_scikit_learn_are_wide_and_bind(name):
+    pytest.importorskip("sklearn")
+    problem = make(name, 3)
+    given = penalised(problem)
+    x = SYSTEMS["dfwlayer"].prepare(given).forward()
+    assert given.gap(x) < 1e-9
+    assert 10 < int((x != 0).sum()) < problem.A.shape[0] < 1.6 * problem.A.shape[1]
+    lengths = problem.A.square().sum(0)
+    assert torch.allclose(lengths, torch.ones_like(lengths))
+    assert float(problem.A.sum(0).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +16,15 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from dfwlayer_bench.bench.run import in_turns
+from dfwlayer_bench.bench.small import problems
 from dfwlayer_bench.bench.small.problems import (
     SETS,
     largest_error,
     make,
     reference_of,
+)
+from dfwlayer_bench.bench.small.problems import (
+    rows_of as rows_of_small,
 )
 from dfwlayer_bench.bench.small.report import rows_of
 from dfwlayer_bench.bench.small.run import SmallCell
@@ -27,7 +34,30 @@ from dfwlayer_bench.cli import build_app
 
 OURS = ["dfwlayer", "dfwlayer-eager"]
 # how exact x and the gradient are: QPLayer rounds gradients to float32, qpax smooths them
-EXACT = {"jaxopt": (1e-7, 1e-7), "qpax": (1e-8, 1e-3), "proxqp": (1e-6, 1e-3), "daqp": (1e-8, 0)}
+EXACT = {
+    "jaxopt": (1e-6, 1e-6),
+    "qpax": (1e-8, 1e-3),
+    "proxqp": (1e-6, 1e-3),
+    "moreau": (1e-9, 1e-8),
+    "dqp": (1e-7, 1e-8),
+    "optnet": (1e-8, 1e-7),
+    "daqp": (1e-8, 0),
+    "piqp": (1e-7, 0),
+    "clarabel": (1e-5, 0),
+    "osqp": (1e-6, 0),
+}
+FORWARD = {"daqp", "piqp", "clarabel", "osqp"}
+
+
+@pytest.fixture(autouse=True)
+def prices(monkeypatch):
+    """Prices of skfolio's kind where it is not installed: 600 days of 20 stocks."""
+    if importlib.util.find_spec("skfolio") is None:
+        steps = np.random.default_rng(5).standard_normal((600, 20))
+        found = np.exp(np.cumsum(2e-4 + 0.015 * steps, 0))
+        frame = SimpleNamespace(to_numpy=lambda: found)
+        module = SimpleNamespace(load_sp500_dataset=lambda: frame)
+        monkeypatch.setattr(problems, "load", lambda _: module)
 
 
 def dfw(*words):
@@ -95,11 +125,39 @@ def test_every_system_installed_finds_the_solution(system, name, count):
     passes = chosen.prepare(problem)
     of_x, of_gradient = EXACT.get(system, (1e-10, 1e-10))
     assert largest_error(passes.forward(), reference.x) < of_x
-    assert (passes.both is None) == (system == "daqp")
+    assert (passes.both is None) == (system in FORWARD)
     if passes.both is not None:
         x, gradient = passes.both()
         assert largest_error(x, reference.x) < of_x
         assert largest_error(gradient, reference.gradient) < of_gradient
+
+
+def test_more_assets_than_there_are_and_prices_that_are_not_installed_are_rows_that_say_so(
+    tmp_path, monkeypatch
+):
+    words = ["--family", "portfolio", "--systems", "dfwlayer-eager", "--repeats", 1]
+    assert dfw("--sizes", "1x21", *words, "--out", tmp_path / "many").exit_code == 0
+    (row,) = rows(tmp_path / "many")
+    assert row["status"] == "unsupported" and "20 assets" in row["detail"]  # noqa: PT018
+
+    def absent(name):
+        raise ModuleNotFoundError("none", name="skfolio")
+
+    monkeypatch.setattr(problems, "load", absent)
+    result = dfw("--sizes", "1x5", *words, "--out", tmp_path / "none")
+    (row,) = rows(tmp_path / "none")
+    assert row["status"] == "missing"
+    assert row["detail"] == "no data, not installed: pip install skfolio"
+    assert "pip install skfolio" in result.output
+
+
+def test_rows_are_the_same_problem():
+    problem = make("capped-simplex", 3, 6, 2)
+    given, x = rows_of_small(problem), reference_of(problem).x
+    assert given.violation(x) < 1e-12
+    assert given.violation(x + 0.1) > 0.1
+    G, h = given.one_sided()
+    assert len(G) == 12 and bool((x @ G.mT <= h + 1e-12).all())  # noqa: PT018
 
 
 def test_the_suite_writes_every_cell_tables_and_figures(tmp_path):

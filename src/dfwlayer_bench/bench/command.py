@@ -12,6 +12,7 @@ import typer
 from dfwlayer_bench import options
 from dfwlayer_bench.bench.gpu.command import bench_gpu
 from dfwlayer_bench.bench.lasso.command import bench_lasso
+from dfwlayer_bench.bench.layers.command import bench_layers
 from dfwlayer_bench.bench.plan import Asked, Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.bench.qp.command import bench_qp
 from dfwlayer_bench.bench.small.command import bench_small
@@ -30,12 +31,13 @@ ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory")
 OTHERS = {  # the options that a suite does not have
     "small": ("dtype", *ONLY_LARGE),
     "lasso": ("dtype", *ONLY_LARGE, "sizes"),
+    "layers": ("dtype", *ONLY_LARGE, "sizes"),
     "gpu": (*ONLY_LARGE, "sizes", "systems"),
     "qp": ("dtype", *ONLY_LARGE, "seed"),
 }
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
 # of each suite, on 2 cores with every rival installed; half of it compiles what is not on disk yet
-QUICK_SECONDS = {"large": 50, "small": 50, "lasso": 50, "gpu": 60, "qp": 50}
+QUICK_SECONDS = {"large": 60, "small": 50, "lasso": 50, "layers": 60, "gpu": 60, "qp": 50}
 
 
 def bench(
@@ -84,6 +86,8 @@ def bench(
         _check_given(context, suite, OTHERS[suite])
         if suite == "lasso":
             return bench_lasso(asked, problems=family)
+        if suite == "layers":
+            return bench_layers(asked, problems=family)
         if suite == "small":
             return bench_small(asked, sizes=sizes, sets=family)
         if suite == "qp":
@@ -140,6 +144,7 @@ def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Consol
     """Tables on standard output, files in the folder."""
     from dfwlayer_bench.bench.plots import write_plots
     from dfwlayer_bench.bench.report import groups_of, rows_of, table_of, write_files
+    from dfwlayer_bench.bench.tables import reasons_of
 
     rows = rows_of(cells)
     if not rows:
@@ -151,6 +156,8 @@ def _finish(out: Path, cells: list[Cell], about: dict[str, Any], console: Consol
         found = dict.fromkeys(r.settings for r in rows if r.system == name and r.settings)
         for settings in found:
             shown.print(f"[bold]{name}[/bold]: {settings}", highlight=False)
+    for line in reasons_of(cells):
+        shown.print(line, **PLAIN)
     write_files(out, cells, rows, about)
     write_plots(out, rows)
     files = "bench.csv, bench.json, bench.md and the figures"

@@ -159,10 +159,9 @@ def _problem(plan: Plan, cell: Cell) -> tuple[Instance, Reference]:
 def _admit(plan: Plan, cell: Cell, prober: Prober) -> bool:
     """Whether the system can run here at all; writes the reason into the cell if not."""
     system = find(cell.system)
-    missing = system.missing()
+    missing = system.absent()
     if missing:
-        cell.status = "missing"
-        cell.detail = f"not installed: {', '.join(missing)}"
+        cell.status, cell.detail = "missing", missing
         return False
     if plan.device not in system.devices:
         cell.status, cell.detail = "unsupported", f"does not run on {plan.device}"

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dfwlayer_bench.bench.plan import Asked, machine_identity
 from dfwlayer_bench.bench.store import Store, StoreError
 from dfwlayer_bench.bench.tables import Tables
-from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, cells_of, run_groups
+from dfwlayer_bench.bench.turns import (
+    NamedPlan,
+    Passes,
+    TimedCell,
+    TimedPlan,
+    cells_of,
+    run_groups,
+)
+from dfwlayer_bench.options import check_names, split
 from dfwlayer_bench.report.progress import Report, progress
 from dfwlayer_bench.report.terminal import interrupted, refuse
 
-__all__ = ["conduct", "identity_of", "take_turns"]
+__all__ = ["conduct", "identity_of", "take_named", "take_turns"]
+
+REPEATS, QUICK_REPEATS, THREADS = 7, 2, 2  # of suites whose problems have names
 
 Cells = TypeVar("Cells")
 Own = TypeVar("Own", bound=TimedCell)
@@ -84,6 +94,32 @@ def take_turns(
         saved=begun,
         finish=lambda found, about: tables.finish(asked.out, found, about),
     )
+
+
+def take_named(
+    asked: Asked,
+    tables: Tables[Own, Any],
+    problems: list[str] | None,  # as asked for
+    known: Iterable[str],
+    tiny: Sequence[str],  # those of them that a quick run has, and no other
+    ready: Callable[[int, Own], Callable[[Own], Passes | None]],  # of the seed; see `run_groups`
+) -> int:
+    """`take_turns` for problems that are known by a name alone; returns the exit code."""
+    chosen, own, known = split(problems), split(asked.systems), tuple(known)
+    full = tuple(name for name in known if name not in tiny)
+    if chosen == ["all"]:
+        chosen = list(full)
+    check_names("--family", chosen, known)
+    check_names("--systems", own, tables.systems)
+    plan = NamedPlan(
+        problems=tuple(chosen) or (tuple(tiny) if asked.quick else full),
+        systems=tuple(own) or tuple(tables.systems),
+        repeats=asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS),
+        seed=asked.seed,
+        threads=asked.threads or THREADS,
+    )
+    words = ["--family", *plan.problems]
+    return take_turns(asked, tables, plan, words, lambda cell: ready(plan.seed, cell))
 
 
 def identity_of(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from dfwlayer_bench.bench.report import settings_text
+from dfwlayer_bench.bench.report import median, settings_text
 from dfwlayer_bench.bench.turns import TimedCell, TimedSystem
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
@@ -17,7 +17,7 @@ from dfwlayer_bench.report.terminal import PLAIN, output
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["OURS", "Tables", "settings_of_systems"]
+__all__ = ["OURS", "Tables", "ratio_of", "reasons_of", "settings_of_systems"]
 
 OURS = "dfwlayer"
 
@@ -34,6 +34,14 @@ class Row(Protocol):
     @property
     def status(self) -> str:
         """As of `bench.store.Cell`."""
+
+
+class Ended(Protocol):
+    """A cell of any suite."""
+
+    system: str
+    status: str
+    detail: str
 
 
 Own = TypeVar("Own", bound=TimedCell)
@@ -68,6 +76,8 @@ class Tables(Generic[Own, OwnRow]):
             shown.print(self.table(group, title))
         for name, settings in self.settings(cells).items():
             shown.print(f"[bold]{name}[/bold]: {settings}", highlight=False)
+        for line in reasons_of(cells):
+            shown.print(line, **PLAIN)
         markdown = self.markdown(cells, rows, about)
         write_results(out, self.name, self.row, rows, cells, about, markdown)
         files = [f"{self.name}.{kind}" for kind in ("csv", "json", "md")]
@@ -107,6 +117,26 @@ class Tables(Generic[Own, OwnRow]):
         lines += ["", "### Settings", ""]
         lines += [f"- {name}: {settings}" for name, settings in self.settings(cells).items()]
         return "\n".join(lines) + "\n"
+
+
+def reasons_of(cells: Iterable[Ended]) -> list[str]:
+    """Why systems have no row of numbers, each reason once: a column of a table may cut it."""
+    lines = [
+        f"{cell.system}: {text.status(cell.status, cell.detail)}"
+        for cell in cells
+        if cell.status in ("missing", "failed", "time limit")
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def ratio_of(cell: TimedCell, ours: TimedCell | None) -> float | None:
+    """Of both passes to dfwlayer's; of the forward pass where there is no other."""
+    if ours is None:
+        return None
+    both = median(cell.both_seconds)
+    own = median(cell.forward_seconds) if both is None else both
+    base = median(ours.forward_seconds if both is None else ours.both_seconds)
+    return None if own is None or base is None else own / base
 
 
 def settings_of_systems(systems: Iterable[str], cells: Sequence[TimedCell]) -> dict[str, str]:

@@ -14,46 +14,22 @@ from torch import Tensor
 from dfwlayer_bench.bench.run import in_turns, told
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.report.progress import Report
-from dfwlayer_bench.systems.base import Packaged, Setting, timed
+from dfwlayer_bench.systems.base import Packaged, Passes, timed
 
-__all__ = ["Passes", "TimedCell", "TimedPlan", "TimedSystem", "cells_of", "prepared", "run_groups"]
+__all__ = [
+    "NamedPlan",
+    "Passes",
+    "TimedCell",
+    "TimedPlan",
+    "TimedSystem",
+    "cells_of",
+    "no_problem",
+    "prepared",
+    "run_groups",
+]
 
 CPU = torch.device("cpu")
 LONG = 5.0  # seconds; a call that takes longer is timed once
-
-
-@dataclass(frozen=True)
-class Passes:
-    """A system made ready for one problem.
-
-    Attributes:
-        forward: Finds x, (..., n).
-        both: Finds x and a gradient as well; None for a system that has none.
-        settings: What it was told, for the record.
-
-    """
-
-    forward: Callable[[], Tensor]
-    both: Callable[[], tuple[Tensor, Tensor]] | None
-    settings: dict[str, Setting]
-
-    @classmethod
-    def of(
-        cls,
-        x_of: Callable[[Tensor], Tensor],
-        given: Tensor,
-        value: Callable[[Tensor], Tensor],
-        settings: dict[str, Setting],
-    ) -> Passes:
-        """Of a function that torch differentiates: the gradient of value(x) in what is given."""
-
-        def both() -> tuple[Tensor, Tensor]:
-            learned = given.detach().requires_grad_()
-            x = x_of(learned)
-            (gradient,) = torch.autograd.grad(value(x), learned)
-            return x.detach(), gradient
-
-        return cls(lambda: x_of(given), both, settings)
 
 
 Given = TypeVar("Given", contravariant=True)  # a problem
@@ -100,6 +76,17 @@ class TimedPlan(ABC):
         """The plan as words of a command, but for its problems."""
         words = ["--systems", *self.systems, "--repeats", str(self.repeats)]
         return [*words, "--seed", str(self.seed), "--threads", str(self.threads)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPlan(TimedPlan):
+    """Problems that are known by a name alone."""
+
+    problems: tuple[str, ...]
+
+    def groups(self) -> list[tuple[Any, ...]]:
+        """(problem,)."""
+        return [(problem,) for problem in self.problems]
 
 
 @dataclass(kw_only=True)
@@ -212,6 +199,15 @@ def _save(store: Store, cell: TimedCell) -> None:
     store.write(cell.key, asdict(cell))
 
 
+def no_problem(status: str, reason: str) -> Callable[[TimedCell], None]:
+    """What prepares no system, as there is no problem, and says why."""
+
+    def without(cell: TimedCell) -> None:
+        cell.status, cell.detail = status, reason
+
+    return without
+
+
 def prepared(
     cell: TimedCell,
     system: Packaged,
@@ -220,11 +216,11 @@ def prepared(
     measure: Callable[[Tensor, Tensor | None], None],  # of x and the gradient, if all are finite
 ) -> Passes | None:
     """The passes of a system that can run, its answer measured; None, with the reason, if not."""
-    missing = system.missing()
+    missing = system.absent()
     if unsupported:
         cell.status, cell.detail = "unsupported", unsupported
     elif missing:
-        cell.status, cell.detail = "missing", f"not installed: {', '.join(missing)}"
+        cell.status, cell.detail = "missing", missing
     if cell.status not in ("pending", "ok"):
         return None
     try:

@@ -10,8 +10,10 @@ from dfwlayer_bench.systems import (
     altdiff,
     altdiff_paper,
     cvxpylayers,
+    dc3,
     floor,
     jaxopt,
+    lifted,
     optnet,
     ours,
     qplayer,
@@ -49,8 +51,11 @@ SYSTEMS: dict[str, System] = {
             devices=_BOTH,
         ),
         System("optnet", "OptNet", optnet.prepare_optnet, devices=_BOTH),
+        System("dc3", "DC3", dc3.prepare_dc3, devices=_BOTH),
         System("jaxopt", "jaxopt", jaxopt.prepare_jaxopt, ("jaxopt", "jax")),
         System("qplayer", "QPLayer (proxsuite)", qplayer.prepare_qplayer, ("proxsuite",)),
+        System("qpax", "qpax", lifted.prepare_qpax, ("qpax", "jax")),
+        System("dqp", "dQP over PIQP", lifted.prepare_dqp, ("libdqp", "qpsolvers", "piqp")),
         System("diffcp", "cvxpylayers, DIFFCP", cvxpylayers.prepare_diffcp, _CVXPY),
         System(
             "diffcp-lsmr",
@@ -65,6 +70,7 @@ SYSTEMS: dict[str, System] = {
             ("cvxpylayers", "cvxpy", "moreau"),
             devices=_BOTH,
         ),
+        System("moreau-own", "Moreau, its own API", lifted.prepare_moreau, ("moreau",)),
     )
 }
 

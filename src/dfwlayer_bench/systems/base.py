@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +16,25 @@ from torch import Tensor
 from dfwlayer_bench.problems.families import Instance
 from dfwlayer_bench.report.machine import version
 
-__all__ = ["Answer", "Packaged", "Ready", "Result", "Setting", "System", "load", "run", "timed"]
+__all__ = [
+    "Answer",
+    "Packaged",
+    "Passes",
+    "Ready",
+    "Result",
+    "Setting",
+    "System",
+    "absent",
+    "load",
+    "module_of",
+    "run",
+    "timed",
+]
+
+# what they ask for beside is not needed here, and much of it
+ALONE = frozenset({"ISLP", "libdqp"})
+# distributions whose module has another name
+MODULES = {"libdqp": "dqp", "pinet-hcnn": "pinet", "scikit-learn": "sklearn"}
 
 Setting = str | int | float | bool
 Found = TypeVar("Found")
@@ -45,6 +64,40 @@ class Ready:
     settings: dict[str, Setting]
 
 
+@dataclass(frozen=True)
+class Passes:
+    """A system made ready for one problem.
+
+    Attributes:
+        forward: Finds x, (..., n).
+        both: Finds x and a gradient as well; None for a system that has none.
+        settings: What it was told, for the record.
+
+    """
+
+    forward: Callable[[], Tensor]
+    both: Callable[[], tuple[Tensor, Tensor]] | None
+    settings: dict[str, Setting]
+
+    @classmethod
+    def of(
+        cls,
+        x_of: Callable[[Tensor], Tensor],
+        given: Tensor,
+        value: Callable[[Tensor], Tensor],
+        settings: dict[str, Setting],
+    ) -> Passes:
+        """Of a function that torch differentiates: the gradient of value(x) in what is given."""
+
+        def both() -> tuple[Tensor, Tensor]:
+            learned = given.detach().requires_grad_()
+            x = x_of(learned)
+            (gradient,) = torch.autograd.grad(value(x), learned)
+            return x.detach(), gradient
+
+        return cls(lambda: x_of(given), both, settings)
+
+
 class Packaged:
     """Something that needs packages which may not be installed."""
 
@@ -52,11 +105,28 @@ class Packaged:
 
     def missing(self) -> list[str]:
         """The packages that are not installed."""
-        return [name for name in self.packages if version(name) is None]
+        return [name for name in self.packages if _installed(name) is None]
+
+    def absent(self) -> str:
+        """What is missing and how to get it, for a row that is empty; nothing if all is there."""
+        return absent(self.missing())
 
     def versions(self) -> dict[str, str]:
         """The packages it needs and their versions."""
-        return {name: version(name) or "not installed" for name in self.packages}
+        return {name: _installed(name) or "not installed" for name in self.packages}
+
+
+def absent(missing: Sequence[str]) -> str:
+    """That these distributions or modules are not installed, and the command that installs them."""
+    if not missing:
+        return ""
+    names = [next((d for d, module in MODULES.items() if module == m), m) for m in missing]
+    alone = any(name in ALONE for name in names)
+    words = ["pip install", *(["--no-deps"] if alone else []), *names]
+    return f"not installed: {' '.join(words)}"
+
+
+_installed = functools.cache(version)  # looked up once a run, not in every cell
 
 
 @dataclass(frozen=True)
@@ -120,3 +190,8 @@ def timed(call: Callable[[], Found], device: torch.device) -> tuple[Found, float
 def load(module: str) -> Any:
     """Import a rival when it is needed; none of them is a dependency, few have types."""
     return importlib.import_module(module)
+
+
+def module_of(distribution: str) -> str:
+    """The name by which a distribution is imported."""
+    return MODULES.get(distribution, distribution)

@@ -98,7 +98,7 @@ def test_a_missing_rival_is_a_cell_that_says_so(run):
     _, out, content = run
     missing = [row for row in content["rows"] if row["system"] == "diffcp"]
     assert {row["status"] for row in missing} == {"missing"}
-    told = "not installed: surely-not-installed"
+    told = "not installed: pip install surely-not-installed"
     assert all(told in row["detail"] for row in missing)
     assert told in (out / "report.html").read_text()
     assert told in (out / "results.md").read_text()

@@ -137,6 +137,24 @@ def _islp(random: np.random.Generator, name: str, share: float) -> Lasso:
     return Lasso(torch.from_numpy(A), torch.from_numpy(b), _radius(total, share, False))
 
 
+def _sklearn(_: np.random.Generator, name: str, degree: int, share: float) -> Lasso:
+    """A set of scikit-learn with its own target, and all products of so many columns.
+
+    The radius is a share of the norm of a least squares fit of a tenth as many columns as there
+    are rows, those that correlate most with the target.
+    """
+    data, columns = load("sklearn.datasets"), load("sklearn.preprocessing").PolynomialFeatures
+    A, b = getattr(data, f"load_{name}")(return_X_y=True)
+    A = columns(degree, include_bias=False).fit_transform((A - A.mean(0)) / A.std(0))
+    A = A - A.mean(0)
+    A = A[:, np.linalg.norm(A, axis=0) > 1e-9]
+    A = np.ascontiguousarray(A / np.linalg.norm(A, axis=0))
+    b = (b - b.mean()).astype(np.float64)
+    chosen = np.argsort(-np.abs(A.T @ b))[: len(b) // 10]
+    total = float(np.abs(np.linalg.lstsq(A[:, chosen], b, rcond=1e-3)[0]).sum())
+    return Lasso(torch.from_numpy(A), torch.from_numpy(b), _radius(total, share, False))
+
+
 def _file(name: str) -> Path:
     return Path(str(importlib.metadata.distribution("ISLP").locate_file(f"ISLP/data/{name}")))
 
@@ -146,6 +164,8 @@ PROBLEMS: dict[str, Callable[[np.random.Generator], Lasso]] = {
     "gaussian": _gaussian,
     "nci60": partial(_islp, name="NCI60", share=0.3),
     "khan": partial(_islp, name="Khan", share=0.4),
+    "diabetes": partial(_sklearn, name="diabetes", degree=3, share=0.3),
+    "wine": partial(_sklearn, name="wine", degree=3, share=0.3),
     "sparse": _sparse,
     "huge": partial(_sparse, m=100_000, n=1_000_000, entries=10),
     "correlated-path": partial(_correlated, path=True),

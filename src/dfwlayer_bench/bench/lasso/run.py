@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
-from typing import Any
 
 from torch import Tensor
 
 from dfwlayer_bench.bench.lasso.problems import Penalised, make, penalised
 from dfwlayer_bench.bench.lasso.systems import SYSTEMS
-from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, prepared
+from dfwlayer_bench.bench.turns import Passes, TimedCell, no_problem, prepared
+from dfwlayer_bench.systems.base import absent
 
-__all__ = ["LassoCell", "LassoPlan", "ready"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LassoPlan(TimedPlan):
-    """Every problem by every system."""
-
-    problems: tuple[str, ...]
-
-    def groups(self) -> list[tuple[Any, ...]]:
-        """(problem,)."""
-        return [(problem,) for problem in self.problems]
+__all__ = ["LassoCell", "ready"]
 
 
 @dataclass
@@ -52,12 +41,7 @@ def ready(seed: int, first: LassoCell) -> Callable[[LassoCell], Passes | None]:
     try:
         given = penalised(make(first.problem, seed))
     except (PackageNotFoundError, ModuleNotFoundError) as error:
-        missing = error.name
-
-        def absent(cell: LassoCell) -> None:
-            cell.status, cell.detail = "missing", f"no data, not installed: {missing}"
-
-        return absent
+        return no_problem("missing", f"no data, {absent([error.name or 'its package'])}")
     return lambda cell: _prepare(cell, given)
 
 

@@ -11,14 +11,22 @@ from torch import Tensor
 
 from dfwlayer_bench.bench.qp.problems import Array, Collected
 from dfwlayer_bench.bench.turns import Passes
-from dfwlayer_bench.systems.base import load
+from dfwlayer_bench.systems.base import Setting, load
 
-__all__ = ["Said", "prepare_clarabel", "prepare_daqp", "prepare_piqp", "prepare_proxqp"]
+__all__ = [
+    "Said",
+    "prepare_clarabel",
+    "prepare_daqp",
+    "prepare_osqp",
+    "prepare_piqp",
+    "prepare_proxqp",
+]
 
 EPS = 1e-9  # that every one is asked for
 THIN = 0.1  # share of entries up to which matrices are handed over as sparse ones
 FAR = 1e20  # what ProxQP takes for no bound at all
 MOST = 1000  # iterations
+STEPS = 100_000  # of OSQP, whose steps cost little
 
 
 @dataclass
@@ -101,6 +109,25 @@ def prepare_clarabel(problem: Collected, said: Said) -> Passes:
         return _answer(said, np.array(found.x), str(found.status), "Solved")
 
     return Passes(forward, None, {"tol_gap": EPS, "tol_feas": EPS})
+
+
+def prepare_osqp(problem: Collected, said: Said) -> Passes:
+    """OSQP, always sparse, polished; bounds are rows."""
+    osqp, sparse = load("osqp"), load("scipy.sparse")
+    rows, low, high = _two_sided(problem)
+    matrix = sparse.csc_matrix(np.concatenate((problem.A, rows)))
+    sides = np.concatenate((problem.b, low)), np.concatenate((problem.b, high))
+    P = sparse.csc_matrix(np.triu(problem.P))
+    settings: dict[str, Setting] = {"eps_abs": EPS, "eps_rel": 0.0, "polishing": True}
+    settings["max_iter"] = STEPS
+
+    def forward() -> Tensor:
+        solver = osqp.OSQP()
+        solver.setup(P, problem.q, matrix, *sides, verbose=False, **settings)
+        found = solver.solve()
+        return _answer(said, found.x, found.info.status, "solved")
+
+    return Passes(forward, None, settings)
 
 
 def _answer(said: Said, x: Array, status: str, good: str) -> Tensor:

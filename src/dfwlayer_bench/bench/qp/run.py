@@ -14,7 +14,15 @@ from dfwlayer_bench.bench.qp.problems import Collected, read, size_of
 from dfwlayer_bench.bench.qp.rivals import Said
 from dfwlayer_bench.bench.qp.systems import SYSTEMS
 from dfwlayer_bench.bench.store import Store
-from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, cells_of, prepared, run_groups
+from dfwlayer_bench.bench.turns import (
+    Passes,
+    TimedCell,
+    TimedPlan,
+    cells_of,
+    no_problem,
+    prepared,
+    run_groups,
+)
 from dfwlayer_bench.report.progress import Report
 
 __all__ = ["QpCell", "QpPlan", "run_qp", "saved_qp", "size_or_none"]
@@ -85,12 +93,7 @@ def _ready(plan: QpPlan, first: QpCell) -> Callable[[QpCell], Passes | None]:
     try:
         problem = read(plan.problems[first.problem])
     except UNREADABLE as error:
-        reason = f"cannot be read: {error}"[:200]
-
-        def absent(cell: QpCell) -> None:
-            cell.status, cell.detail = "missing", reason
-
-        return absent
+        return no_problem("missing", f"cannot be read: {error}"[:200])
     return lambda cell: _prepare(cell, problem)
 
 

@@ -61,5 +61,6 @@ SYSTEMS: dict[str, QpSystem] = {
         QpSystem("piqp", "PIQP", rivals.prepare_piqp, ("piqp", "scipy")),
         QpSystem("daqp", "DAQP", rivals.prepare_daqp, ("daqp",), 1000),
         QpSystem("clarabel", "Clarabel", rivals.prepare_clarabel, ("clarabel", "scipy")),
+        QpSystem("osqp", "OSQP", rivals.prepare_osqp, ("osqp", "scipy")),
     )
 }

@@ -15,6 +15,8 @@ import dfwlayer
 from dfwlayer import Quadratic, solve
 from dfwlayer.engines import compiled
 from dfwlayer_bench.problems.reference import project_l1
+from dfwlayer_bench.systems.base import load
+from dfwlayer_bench.systems.rows.problem import Rows
 
 __all__ = [
     "SETS",
@@ -22,11 +24,14 @@ __all__ = [
     "Bounds",
     "Problem",
     "Reference",
+    "bounds_of",
     "largest_error",
     "make",
     "reference_of",
+    "rows_of",
 ]
 
+WINDOW, YEAR, AVERSION = 252, 252, 5.0  # days, days, weight of the variance against the return
 HALVINGS = 200  # of an interval of doubles: more than their digits and exponents ask for
 
 
@@ -102,6 +107,7 @@ SETS: dict[str, Callable[[Tensor], Ball | Bounds]] = {
     "box": lambda _: Bounds(-0.3, 0.3),
     "simplex": lambda _: Bounds(0.0, math.inf, 1.0),
     "capped-simplex": lambda free: Bounds(0.0, 3 / free.shape[-1], 1.0),
+    "portfolio": lambda free: Bounds(0.0, 3 / free.shape[-1], 1.0),
 }
 
 
@@ -140,9 +146,21 @@ class Reference:
 
 
 def make(name: str, count: int, n: int, seed: int) -> Problem:
-    """P = RᵀR/n + 0.1 I, and q, v and R of normal numbers, the same for every set."""
+    """P = RᵀR/n + 0.1 I, and q, v and R of normal numbers, the same for every set but portfolios.
+
+    Those have the covariances and means of daily returns, see `_portfolio`.
+
+    Raises:
+        ModuleNotFoundError: If the package with the returns is not installed.
+        ValueError: If there are not so many assets or dates.
+
+    """
     random = np.random.RandomState(seed)
     shape = (n,) if count == 1 else (count, n)
+    if name == "portfolio":
+        P, q = (part.reshape(*shape[:-1], *part.shape[1:]) for part in _portfolio(count, n))
+        v = torch.from_numpy(random.standard_normal(shape))
+        return Problem(P, q, v, SETS[name](q))
     R, q, v = (
         torch.from_numpy(random.standard_normal(size)) for size in ((*shape, n), shape, shape)
     )
@@ -150,6 +168,48 @@ def make(name: str, count: int, n: int, seed: int) -> Problem:
     P = 0.5 * (P + P.mT) + 0.1 * torch.eye(n, dtype=torch.float64)
     free = torch.linalg.solve(P, -q)
     return Problem(P, q, v, SETS[name](free))
+
+
+def _portfolio(count: int, n: int) -> tuple[Tensor, Tensor]:
+    """Risk and return of the first n stocks of the S&P 500 that skfolio has, at so many dates.
+
+    P is the covariance of the ``WINDOW`` days before a date, times ``AVERSION``, and q minus
+    their mean, both a year. The dates are spread evenly over the last years.
+    """
+    prices = load("skfolio.datasets").load_sp500_dataset().to_numpy()  # (days, assets)
+    returns = torch.from_numpy(np.diff(prices, axis=0) / prices[:-1])
+    if n > returns.shape[1] or count > len(returns) - WINDOW:
+        most = f"{len(returns) - WINDOW} dates and {returns.shape[1]} assets"
+        raise ValueError(f"there are {most}, not {count} and {n}")
+    ends = torch.linspace(len(returns), WINDOW + 1, count).long()
+    windows = torch.stack([returns[end - WINDOW : end, :n] for end in ends])  # (count, WINDOW, n)
+    centred = windows - windows.mean(1, keepdim=True)
+    P = AVERSION * YEAR * centred.mT @ centred / (WINDOW - 1)
+    return 0.5 * (P + P.mT), -YEAR * windows.mean(1)
+
+
+def bounds_of(problem: Problem) -> Bounds:
+    """The set of a problem that has bounds and perhaps a total."""
+    if not isinstance(problem.set, Bounds):
+        raise TypeError("only for sets of bounds and a total")
+    return problem.set
+
+
+def rows_of(problem: Problem) -> Rows:
+    """The same problem with rows; only for sets of bounds and a total."""
+    bounds, n = bounds_of(problem), problem.n
+    ones = torch.ones(n, dtype=torch.float64)
+    equations = 0 if bounds.total is None else 1
+    return Rows(
+        P=problem.P,
+        q=problem.q,
+        G=torch.eye(n, dtype=torch.float64),
+        low=bounds.lower * ones,
+        high=torch.full_like(ones, bounds.upper),
+        A=ones.expand(equations, n).contiguous(),
+        b=torch.full((equations,), bounds.total or 0.0, dtype=torch.float64),
+        v=problem.v,
+    )
 
 
 def reference_of(problem: Problem, *, tol: float = 1e-10) -> Reference:

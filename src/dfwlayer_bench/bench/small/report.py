@@ -9,7 +9,7 @@ from pathlib import Path
 from dfwlayer_bench.bench.report import median
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
-from dfwlayer_bench.bench.tables import OURS, Tables
+from dfwlayer_bench.bench.tables import OURS, Tables, ratio_of
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.figures import Bars, Panel, look_of, save_figure
 
@@ -41,7 +41,7 @@ class SmallRow:
     calls: int
     both_seconds: float | None
     forward_seconds: float | None
-    ratio: float | None  # of both passes to dfwlayer's; of the forward pass where there is no other
+    ratio: float | None  # see `ratio_of`
     error: float | None
     gradient_error: float | None
     violation: float | None
@@ -59,11 +59,6 @@ def rows_of(cells: Sequence[SmallCell]) -> list[SmallRow]:
 
 def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
     both, forward = median(cell.both_seconds), median(cell.forward_seconds)
-    ratio = None
-    if ours is not None:
-        base = median(ours.forward_seconds if both is None else ours.both_seconds)
-        own = forward if both is None else both
-        ratio = None if own is None or base is None else own / base
     return SmallRow(
         set=cell.set,
         count=cell.count,
@@ -75,7 +70,7 @@ def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
         calls=len(cell.forward_seconds),
         both_seconds=both,
         forward_seconds=forward,
-        ratio=ratio,
+        ratio=ratio_of(cell, ours),
         error=cell.error,
         gradient_error=cell.gradient_error,
         violation=cell.violation,

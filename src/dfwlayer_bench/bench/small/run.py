@@ -16,7 +16,8 @@ from dfwlayer_bench.bench.small.problems import (
     reference_of,
 )
 from dfwlayer_bench.bench.small.systems import SYSTEMS
-from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, prepared
+from dfwlayer_bench.bench.turns import Passes, TimedCell, TimedPlan, no_problem, prepared
+from dfwlayer_bench.systems.base import absent
 
 __all__ = ["SmallCell", "SmallPlan", "ready"]
 
@@ -56,7 +57,12 @@ class SmallCell(TimedCell):
 
 def ready(seed: int, first: SmallCell) -> Callable[[SmallCell], Passes | None]:
     """What prepares the systems for the problem of a cell."""
-    problem = make(first.set, first.count, first.n, seed)
+    try:
+        problem = make(first.set, first.count, first.n, seed)
+    except ModuleNotFoundError as error:
+        return no_problem("missing", f"no data, {absent([error.name or 'its package'])}")
+    except ValueError as error:
+        return no_problem("unsupported", str(error))
     reference = reference_of(problem)
     return lambda cell: _prepare(cell, problem, reference)
 

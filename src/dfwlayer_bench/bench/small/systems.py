@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch import Tensor
 import dfwlayer
 from dfwlayer_bench.bench.ours import compiled_ahead, not_compiled
 from dfwlayer_bench.bench.small import rivals
-from dfwlayer_bench.bench.small.problems import SETS, Ball, Problem
+from dfwlayer_bench.bench.small.problems import SETS, Ball, Problem, rows_of
 from dfwlayer_bench.bench.turns import Passes, TimedSystem
 from dfwlayer_bench.systems.base import load
+from dfwlayer_bench.systems.rows import layers, solvers
+from dfwlayer_bench.systems.rows.from_jax import jax_passes, prepare_qpax
+from dfwlayer_bench.systems.rows.problem import Rows
 
 __all__ = ["SYSTEMS", "SmallSystem"]
 
@@ -41,11 +45,15 @@ def _from_jax(problem: Problem) -> Passes:
         body = replace(given, radius=radius[0]) if radius else given
         return library.solve(library.Quadratic(P, q), body.constraint(library), tol=TOL).x
 
-    return rivals.jax_passes(problem, x_of, parameters, {"tol": TOL})
+    return jax_passes(x_of, problem.q, problem.v, (problem.P, *parameters), {"tol": TOL})
+
+
+def _on_rows(prepare: Callable[[Rows], Passes]) -> Callable[[Problem], Passes]:
+    return lambda problem: prepare(rows_of(problem))
 
 
 TOL = 1e-12  # of the gap, relative to f
-POLYHEDRA = ("box", "simplex", "capped-simplex")
+POLYHEDRA = ("box", "simplex", "capped-simplex", "portfolio")
 
 SYSTEMS: dict[str, SmallSystem] = {
     system.name: system
@@ -56,10 +64,42 @@ SYSTEMS: dict[str, SmallSystem] = {
             "dfwlayer-jax", "dfwlayer from JAX", compiled_ahead(_from_jax), ("jax", "numba")
         ),
         SmallSystem("jaxopt", "jaxopt", rivals.prepare_jaxopt, ("jaxopt", "jax")),
-        SmallSystem("qpax", "qpax", rivals.prepare_qpax, ("qpax", "jax"), POLYHEDRA),
+        SmallSystem("qpax", "qpax", _on_rows(prepare_qpax), ("qpax", "jax"), POLYHEDRA),
         SmallSystem(
-            "proxqp", "QPLayer (proxsuite)", rivals.prepare_proxqp, ("proxsuite",), POLYHEDRA
+            "proxqp",
+            "QPLayer (proxsuite)",
+            _on_rows(layers.prepare_qplayer),
+            ("proxsuite",),
+            POLYHEDRA,
         ),
+        SmallSystem(
+            "moreau", "Moreau, batched", _on_rows(layers.prepare_moreau), ("moreau",), POLYHEDRA
+        ),
+        SmallSystem(
+            "dqp",
+            "dQP over PIQP",
+            _on_rows(layers.prepare_dqp),
+            ("libdqp", "qpsolvers", "piqp"),
+            POLYHEDRA,
+        ),
+        SmallSystem("optnet", "OptNet", _on_rows(layers.prepare_optnet), (), POLYHEDRA),
         SmallSystem("daqp", "DAQP, forward only", rivals.prepare_daqp, ("daqp",), POLYHEDRA),
+        SmallSystem(
+            "piqp", "PIQP, forward only", _on_rows(solvers.prepare_piqp), ("piqp",), POLYHEDRA
+        ),
+        SmallSystem(
+            "clarabel",
+            "Clarabel, forward only",
+            _on_rows(solvers.prepare_clarabel),
+            ("clarabel", "scipy"),
+            POLYHEDRA,
+        ),
+        SmallSystem(
+            "osqp",
+            "OSQP, forward only",
+            _on_rows(solvers.prepare_osqp),
+            ("osqp", "scipy"),
+            POLYHEDRA,
+        ),
     )
 }

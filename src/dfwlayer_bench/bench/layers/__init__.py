@@ -1,0 +1,1 @@
+"""Layers that guess, sample, split or round: what stands beside exact solutions, measured alike."""
