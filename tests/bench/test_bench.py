@@ -376,6 +376,14 @@ def test_a_probe_reports_memory_a_failure_and_a_timeout():
     assert slow.status == "time limit"
 
 
+def test_a_missing_package_is_told_with_the_command_that_installs_it():
+    assert base.absent([]) == ""
+    assert base.absent(["moreau"]) == "not installed: pip install moreau"
+    assert base.absent(["sklearn"]) == "not installed: pip install scikit-learn"
+    assert base.absent(["libdqp"]) == "not installed: pip install --no-deps libdqp"
+    assert base.module_of("libdqp") == "dqp"
+
+
 def test_rows_hold_medians_ratios_and_the_worst_violation():
     def cell(trial, system, seconds, **more):
         return Cell("active", 5, trial, 1, system, status="ok", seconds=seconds, **more)

@@ -211,12 +211,12 @@ def _import(name: str) -> None:
     import warnings
 
     from dfwlayer_bench.systems import find
-    from dfwlayer_bench.systems.base import load
+    from dfwlayer_bench.systems.base import load, module_of
 
     warnings.simplefilter("ignore")
     with contextlib.suppress(Exception):
         for package in find(name).packages:
-            load(package)
+            load(module_of(package))
 
 
 def _run(task: dict[str, Any]) -> None:
@@ -227,13 +227,13 @@ def _run(task: dict[str, Any]) -> None:
         from dfwlayer_bench.problems.families import make
         from dfwlayer_bench.report.machine import mapped_mb, reset_peak, resident_mb
         from dfwlayer_bench.systems import find
-        from dfwlayer_bench.systems.base import load
+        from dfwlayer_bench.systems.base import load, module_of
 
         if task["threads"] is not None:
             torch.set_num_threads(task["threads"])
         system = find(task["system"])
         for package in system.packages:
-            load(package)
+            load(module_of(package))
         problem = make(
             task["family"],
             task["n"],

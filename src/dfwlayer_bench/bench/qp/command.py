@@ -76,6 +76,7 @@ def bench_qp(
 def _finish(out: Path, cells: list[QpCell], about: dict[str, object], console: Console) -> None:
     """Tables on standard output, files in the folder."""
     from dfwlayer_bench.bench.qp import report
+    from dfwlayer_bench.bench.tables import reasons_of
 
     rows = report.rows_of(cells)
     if not rows:
@@ -85,6 +86,8 @@ def _finish(out: Path, cells: list[QpCell], about: dict[str, object], console: C
         shown.print(table)
     for name, settings in report.settings_of(cells).items():
         shown.print(f"[bold]{name}[/bold]: {settings}", highlight=False)
+    for line in reasons_of(cells):
+        shown.print(line, **PLAIN)
     report.write_files(out, cells, rows, about)
     console.print(f"Wrote qp.csv, qp.json and qp.md to {out}", **PLAIN)
 
