@@ -91,6 +91,8 @@ def _uniform(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 def _polyhedron(rows: Rows) -> Callable[[Tensor], Any]:
+    if torch.equal(rows.G, torch.eye(rows.n, dtype=F64)):
+        return lambda b: dfwlayer.Polyhedron(A=rows.A, b=b, lower=rows.low, upper=rows.high)
     G, h = rows.one_sided()
     return lambda b: dfwlayer.Polyhedron(G=G, h=h, A=rows.A, b=b)
 
