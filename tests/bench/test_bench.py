@@ -194,7 +194,8 @@ def test_alt_diff_refuses_what_it_cannot_do():
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if SYSTEMS[name].solves])
 @pytest.mark.filterwarnings("ignore")
 def test_every_rival_installed_finds_the_solution(name, monkeypatch):
-    monkeypatch.setattr(dc3, "TRAINING", Training(steps=60, seconds=30.0))
+    monkeypatch.setattr(dc3, "TRAINING", Training(steps=60, seconds=60.0))
+    monkeypatch.setattr(dc3, "SECONDS", 60.0)
     system = SYSTEMS[name]
     if system.missing():
         pytest.skip(f"not installed: {', '.join(system.missing())}")

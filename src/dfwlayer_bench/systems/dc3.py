@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from dfwlayer_bench.systems.base import Answer, Ready
 __all__ = ["TRAINING", "prepare_dc3"]
 
 TRAINING = Training(steps=5000, seconds=10.0)
+SECONDS = 1 / 50  # of training for each variable, at most those above: a tiny run stays quick
 
 
 def prepare_dc3(problem: Instance) -> Ready:
@@ -41,7 +44,8 @@ def prepare_dc3(problem: Instance) -> Ready:
         found: Tensor = ((0.5 * x @ problem.P + q) * x).sum(-1) / worth
         return found
 
-    steps, seconds = train(layer, draw, value, TRAINING)
+    most = min(TRAINING.seconds, n * SECONDS)
+    steps, seconds = train(layer, draw, value, replace(TRAINING, seconds=most))
     empty = problem.q.new_zeros(0)
 
     def call() -> Answer:
