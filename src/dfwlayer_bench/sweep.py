@@ -189,7 +189,7 @@ def claimed_cores(count: int | None) -> Iterator[None]:
                 mine.add(core)
             if len(mine) == count:
                 break
-        # where another program has claimed too many, the system places the threads
+        # where others have claimed too many, cores are shared
         os.sched_setaffinity(0, mine if len(mine) == count else allowed)
         try:
             yield
