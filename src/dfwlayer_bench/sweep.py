@@ -60,6 +60,9 @@ def cluster(address: str, cores: int | None = None) -> Iterator[Cluster]:
 def _start(ray: Any, address: str, cores: int | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
+        # workers would stand back behind everything else on this machine (nice 15), and so would
+        # the times that they measure
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(LOCAL, num_cpus=cores or own_cores(), include_dashboard=False, **quiet)
         return
     variables = {n: v for n, v in os.environ.items() if n.startswith("DFWLAYER_")}
@@ -98,7 +101,7 @@ class Cluster:
             cells: Names and arguments.
             cores: Of one machine, for one cell.
             gpus: Likewise.
-            say: Told about every worker that died.
+            say: Told about every worker that died, and about an early stop.
             watch: Called about once a second.
 
         Raises:
@@ -133,7 +136,7 @@ class Cluster:
                         del running[reference]
                     yield name, result
         finally:
-            self._stop(running)
+            self._stop(running, say)
         lost = [name for name, count in deaths.items() if count >= DEATHS]
         if lost:
             raise SweepError(
@@ -156,10 +159,11 @@ class Cluster:
                     f"{max(nodes, default=0):g}"
                 )
 
-    def _stop(self, running: Mapping[Any, str]) -> None:
+    def _stop(self, running: Mapping[Any, str], say: Callable[[str], None]) -> None:
         """Interrupt what goes on, and wait until it has saved what it has."""
         if not running:
             return
+        say("Stopping; what goes on saves what it has. Ctrl-C once more stops it at once")
         for reference in running:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(reference, force=False)

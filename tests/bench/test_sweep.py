@@ -330,6 +330,8 @@ def test_a_worker_takes_the_threads_it_was_given(workers: Cluster) -> None:
         assert workers.ask(used_threads, batch, cores=cores) == cores
 
 
+# Ray sets settings of its own that it has given up
+@pytest.mark.filterwarnings(r"ignore:`\w+` is deprecated:DeprecationWarning:ray.data.context")
 def test_map_batches(workers: Cluster) -> None:
     pytest.importorskip("pandas", reason="ray.data needs pandas")
     import ray
