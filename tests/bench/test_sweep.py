@@ -324,6 +324,14 @@ def used_threads(batch: dict) -> int:
     return max(seen)
 
 
+def niceness() -> int:
+    return os.nice(0)
+
+
+def test_workers_do_not_stand_back(workers: Cluster) -> None:
+    assert workers.ask(niceness, cores=1) == os.nice(0)
+
+
 def test_a_worker_takes_the_threads_it_was_given(workers: Cluster) -> None:
     batch = {"q": np.ones((4, 3))}
     for cores in (1, 2):
