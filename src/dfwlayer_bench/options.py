@@ -21,6 +21,7 @@ __all__ = [
     "ListCommand",
     "Memory",
     "Out",
+    "Ray",
     "Seed",
     "Sizes",
     "Suite",
@@ -88,6 +89,16 @@ Memory = Annotated[
     typer.Option(
         help="Run each system once in a process of its own first, to measure its memory and to "
         "stop it at the time limit. (default: yes, but not with --quick)",
+        show_default=False,
+    ),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="Run the cells on Ray: at this address, auto for a cluster that is found, or local "
+        "for one on this machine. All machines need to see the folder of --out.",
         show_default=False,
     ),
 ]

@@ -26,7 +26,17 @@ from dfwlayer.objectives import Objective
 from dfwlayer.solution import Solution
 from dfwlayer.solve import check_settings, check_wish, solve
 
-__all__ = ["NAMES", "Described", "Fit", "Problem", "Spec", "described", "mirrored", "problem_of"]
+__all__ = [
+    "NAMES",
+    "Described",
+    "Fit",
+    "Layout",
+    "Problem",
+    "Spec",
+    "described",
+    "mirrored",
+    "problem_of",
+]
 
 
 class Slot(NamedTuple):
@@ -185,6 +195,13 @@ class Layout(NamedTuple):
 
     shape: tuple[int, ...]  # of its own, a number for all entries written out
     ones: int  # dimensions of size 1 between those in front and its own
+
+    def spread(self, tensor: Tensor, spec: Spec) -> Tensor:
+        """The tensor, (*front, *spec.shape), as (*front, *ones, *shape)."""
+        front = tensor.shape[: tensor.dim() - len(spec.shape)]
+        blank = [1] * (len(self.shape) - len(spec.shape))
+        wide = tensor.reshape(*front, *[1] * self.ones, *blank, *spec.shape)
+        return wide.expand(*front, *[1] * self.ones, *self.shape)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from torch.utils.dlpack import from_dlpack
 from dfwlayer.integrations.descriptions import (
     NAMES,
     Described,
+    Layout,
     Problem,
     Spec,
     described,
@@ -245,13 +246,11 @@ def _front(tensors: Sequence[Tensor], specs: Sequence[Spec]) -> tuple[int, ...] 
     return common_shape(*(t.shape[:depth] for t in tensors)) if depth else None
 
 
-def _laid_out(tensor: Tensor, spec: Spec, layout: Any) -> Tensor:
+def _laid_out(tensor: Tensor, spec: Spec, layout: Layout) -> Tensor:
     front = tensor.shape[: tensor.dim() - len(spec.shape)]
     if all(size == 1 for size in front):  # shared by all problems
         return tensor.reshape(spec.shape)
-    blank = [1] * (len(layout.shape) - len(spec.shape))
-    spread = tensor.reshape(*front, *[1] * layout.ones, *blank, *spec.shape)
-    return spread.expand(*front, *[1] * layout.ones, *layout.shape)
+    return layout.spread(tensor, spec)
 
 
 # what happens on the side of JAX

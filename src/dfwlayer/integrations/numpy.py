@@ -13,7 +13,7 @@ have to be: if they are of another precision than the rest, or may not be writte
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from dfwlayer.integrations.descriptions import NAMES, Described, described, mirr
 from dfwlayer.ops.matrices import csr
 from dfwlayer.solution import Status
 
-__all__ = ["Solution", "Status", "described", "solve", "tensor_of"]
+__all__ = ["Solution", "Status", "described", "precision", "solve", "tensor_of"]
 
 
 class Solution(NamedTuple):
@@ -73,9 +73,7 @@ def solve(
     """
     problem = problem_of(objective, constraint, x0 is not None, options, __name__)
     given = [*objective.arrays, *constraint.arrays] + [x0] * problem.start
-    # integers may be labels, which stay what they are
-    dtypes = {np.dtype(a.dtype) for a in given if np.issubdtype(a.dtype, np.floating)}
-    dtype = np.float32 if dtypes == {np.dtype(np.float32)} else np.float64
+    dtype = precision(given)
     with torch.no_grad():
         sol = problem.solved([tensor_of(array, dtype) for array in given])
         prices = {name: price.numpy() for name, price in sol.multipliers.items()}
@@ -88,6 +86,15 @@ def solve(
             sol.violation.numpy(),
             prices,
         )
+
+
+def precision(arrays: Iterable[Any]) -> type[np.floating[Any]]:
+    """What they are solved in: float32 where all are, float64 otherwise.
+
+    Integers may be labels, which stay what they are.
+    """
+    dtypes = {np.dtype(a.dtype) for a in arrays if np.issubdtype(a.dtype, np.floating)}
+    return np.float32 if dtypes == {np.dtype(np.float32)} else np.float64
 
 
 def tensor_of(array: Any, dtype: Any = None) -> Tensor:

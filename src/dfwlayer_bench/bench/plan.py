@@ -9,7 +9,18 @@ from typing import Any
 
 from dfwlayer_bench.options import check_device, check_names, check_sizes, split
 
-__all__ = ["Asked", "Defaults", "Plan", "identity_of", "machine_identity", "plan_of", "words_of"]
+__all__ = [
+    "Asked",
+    "Defaults",
+    "Group",
+    "Plan",
+    "identity_of",
+    "machine_identity",
+    "plan_of",
+    "words_of",
+]
+
+Group = tuple[str, int, int]  # family, n, trial: the systems on one problem
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Plan:
     threads: int | None
     answers: bool = False  # keep x and the gradient of every cell
 
-    def groups(self) -> list[tuple[str, int, int]]:
+    def groups(self) -> list[Group]:
         """(family, n, trial), small problems first."""
         return [
             (family, n, trial)

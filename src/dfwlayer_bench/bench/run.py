@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer_bench.bench.measure import cosine, relative
-from dfwlayer_bench.bench.plan import Plan
+from dfwlayer_bench.bench.plan import Group, Plan
 from dfwlayer_bench.bench.probe import Prober
 from dfwlayer_bench.bench.store import Cell, Store
 from dfwlayer_bench.problems.families import Instance, make
@@ -31,12 +31,14 @@ Item = TypeVar("Item")
 FINAL = ("missing", "unsupported", "failed", "time limit")
 
 
-def run_plan(plan: Plan, store: Store, report: Report) -> list[Cell]:
-    """Finish every cell of the plan, saving each as it grows; returns all of them."""
+def run_plan(
+    plan: Plan, store: Store, report: Report, groups: Sequence[Group] | None = None
+) -> list[Cell]:
+    """Finish every cell of the plan, or of these groups, saving each as it grows; returns them."""
     cells: list[Cell] = []
     with warnings.catch_warnings(), Prober() as prober:
         warnings.simplefilter("ignore")  # rivals warn about their own settings
-        for family, n, trial in plan.groups():
+        for family, n, trial in plan.groups() if groups is None else groups:
             group = [_start(plan, store, family, n, trial, name) for name in plan.systems]
             cells += group
             open_cells = [cell for cell in group if not _done(cell, plan)]

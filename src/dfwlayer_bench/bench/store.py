@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -82,6 +83,20 @@ class Store:
                 f"--out: cannot write to {self.folder} ({error.strerror or error}); choose a "
                 "folder you can write to"
             ) from error
+        self._check(run)
+        self._write(self.folder / RUN, run)
+
+    def join(self, run: dict[str, Any]) -> None:
+        """Check that a run which another process has opened is this one, and seen from here."""
+        if not (self.folder / RUN).exists():
+            raise StoreError(
+                f"--out: {self.folder} is not there for a worker on {platform.node()}; choose a "
+                "folder that all machines share"
+            )
+        self._check(run)
+
+    def _check(self, run: dict[str, Any]) -> None:
+        """Raise an error if the folder's run was made differently."""
         before = self._read(self.folder / RUN)
         if before is not None:
             changed = [key for key in run if before.get(key) != run[key]]
@@ -91,7 +106,6 @@ class Store:
                     f"--out: {self.folder} holds a run made differently ({found}); choose "
                     "another folder, or --fresh to start it over"
                 )
-        self._write(self.folder / RUN, run)
 
     def load(self, cell: Cell) -> Cell | None:
         """What was saved for this cell, None if nothing usable was."""

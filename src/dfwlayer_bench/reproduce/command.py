@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from dfwlayer_bench.bench.store import Cell, Store
     from dfwlayer_bench.reproduce.studies.base import Record, Study, StudyPlan
+    from dfwlayer_bench.sweep import Cluster
 
 __all__ = ["reproduce_app"]
 
@@ -111,6 +114,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
         threads: options.Threads = None,
         memory: options.Memory = None,
         fresh: options.Fresh = False,
+        ray: options.Ray = None,
     ) -> int:
         from rich.console import Console
 
@@ -134,7 +138,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
         )
         if quick:
             announce(Console(stderr=True), QUICK_SECONDS[part])
-        return _reproduce(_request(part, plan, steps, quick), out, fresh=fresh)
+        return _reproduce(_request(part, plan, steps, quick), out, ray, fresh=fresh)
 
     command.__doc__ = description + TELL
     return command
@@ -171,44 +175,60 @@ def _command_line(part: str, plan: Plan, steps: int, quick: bool) -> str:
     return shlex.join(words)
 
 
-def _reproduce(request: Request, out: Path, *, fresh: bool) -> int:
+def _reproduce(request: Request, out: Path, ray: str | None, *, fresh: bool) -> int:
     from rich.console import Console
 
     from dfwlayer_bench.bench.store import Store, StoreError
     from dfwlayer_bench.report.document import show
-    from dfwlayer_bench.report.machine import describe
-    from dfwlayer_bench.report.machine import threads as hold_threads
     from dfwlayer_bench.reproduce.output import REPORT, Results, write_results
+    from dfwlayer_bench.sweep import SweepError
 
     console = Console(stderr=True)
     store = Store(out)
-    with hold_threads(request.systems.threads):
-        machine = describe(request.systems.device)
-        identity = identity_of(request.systems, machine)
-        about: dict[str, Any] = {"command": request.command, "machine": machine, **identity}
-        try:
+    try:
+        with _place(request.systems, ray) as (machine, cluster):
+            identity = identity_of(request.systems, machine)
+            about: dict[str, Any] = {"command": request.command, "machine": machine, **identity}
             store.open(identity, fresh=fresh)
-            ended = _run(request, store, console)
-            document = write_results(store, Results(*_saved(request, store), about))
-        except StoreError as error:
-            return refuse(console, str(error), 2)
-        except OSError as error:
-            return refuse(
-                console,
-                f"--out: could not write the report to {out} ({error.strerror or error}); the "
-                "finished cells are saved there: make room and run the same command again",
-                2,
-            )
+            code = _run(request, store, cluster, console)
+        document = write_results(store, Results(*_saved(request, store), about))
+    except (StoreError, SweepError) as error:
+        return refuse(console, str(error), 2)
+    except OSError as error:
+        return refuse(
+            console,
+            f"--out: could not write the report to {out} ({error.strerror or error}); the "
+            "finished cells are saved there: make room and run the same command again",
+            2,
+        )
     show(document, request.parts, output(WIDTH))
     console.print(f"Wrote {out / REPORT} and the tables and figures beside it", **PLAIN)
-    return 0 if ended else interrupted(console)
+    return code
 
 
-def _run(request: Request, store: Store, console: Console) -> bool:
-    """All cells under a progress bar; False after an interruption."""
+@contextmanager
+def _place(plan: Plan, ray: str | None) -> Iterator[tuple[dict[str, Any], Cluster | None]]:
+    """Where cells are run: the machine, and the cluster if there is one."""
+    from dfwlayer_bench.report.machine import describe
+    from dfwlayer_bench.report.machine import threads as hold_threads
+    from dfwlayer_bench.reproduce.shares import machine_of
+    from dfwlayer_bench.sweep import cluster
+
+    if ray is None:
+        with hold_threads(plan.threads):
+            yield describe(plan.device), None
+        return
+    with cluster(ray) as workers:
+        yield machine_of(workers, plan), workers
+
+
+def _run(request: Request, store: Store, cluster: Cluster | None, console: Console) -> int:
+    """All cells under a progress bar; the exit code."""
     from dfwlayer_bench.bench.run import run_plan
     from dfwlayer_bench.report.progress import progress
+    from dfwlayer_bench.reproduce.shares import run_shares
     from dfwlayer_bench.reproduce.studies.base import run_studies
+    from dfwlayer_bench.sweep import SweepError
 
     studies = request.chosen()
     variants = sum(len(study.variants) for study in studies)
@@ -216,13 +236,20 @@ def _run(request: Request, store: Store, console: Console) -> bool:
     total += request.systems.cells if request.compares else 0
     try:
         with progress(console, total) as report:
+            if cluster is not None:
+                shares = (request.systems, request.compares, request.studies, studies)
+                say = partial(console.print, **PLAIN)
+                run_shares(cluster, *shares, store, report, say)
+                return 0
             if studies:  # before the rivals load their libraries and start their threads
                 run_studies(request.studies, studies, store, report)
             if request.compares:
                 run_plan(request.systems, store, report)
     except KeyboardInterrupt:
-        return False
-    return True
+        return interrupted(console)
+    except SweepError as error:  # what could be done is done, and reported
+        return refuse(console, str(error), 1)
+    return 0
 
 
 def _saved(request: Request, store: Store) -> tuple[list[Cell], list[Record]]:

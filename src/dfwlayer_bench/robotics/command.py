@@ -19,7 +19,7 @@ def robotics_app() -> typer.Typer:
         help="Robots with a power limit: train experts, collect data, imitate, evaluate.",
         no_args_is_help=True,
     )
-    app.command("train-expert")(train_expert)
+    app.command("train-expert", cls=ListCommand)(train_expert)
     app.command("collect")(collect)
     app.command("imitate", cls=ListCommand)(imitate)
     app.command("evaluate", cls=ListCommand)(evaluate)

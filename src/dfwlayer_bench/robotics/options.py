@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfwlayer_bench.options import Device, Fresh, Out
+from dfwlayer_bench.options import Device, Fresh, Out, Ray, split
 from dfwlayer_bench.report import terminal
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ __all__ = [
     "Expert",
     "Fresh",
     "Out",
+    "Ray",
     "Seed",
     "TaskName",
     "Threads",
+    "check_seeds",
     "check_task",
     "find_expert",
     "refuse",
@@ -56,6 +58,14 @@ def check_task(name: str) -> Task:
         typer.echo(f"dfw robotics: {absent}", err=True)
         raise typer.Exit(1)
     return task
+
+
+def check_seeds(given: list[str] | None) -> list[int]:
+    """The numbers of --seeds, or an error that names the option; none where none are given."""
+    texts = split(given)
+    if not all(text.isdecimal() for text in texts):
+        raise typer.BadParameter(f"--seeds: expected integers of at least 0, got {texts}")
+    return [int(text) for text in texts]
 
 
 def find_expert(path: Path | None, out: Path, task: Task) -> Path:

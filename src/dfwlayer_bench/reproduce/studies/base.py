@@ -120,13 +120,17 @@ class StudyPlan:
 
 
 def run_studies(
-    plan: StudyPlan, studies: Sequence[Study], store: Store, report: Report
+    plan: StudyPlan,
+    studies: Sequence[Study],
+    store: Store,
+    report: Report,
+    cases: Sequence[Case] | None = None,
 ) -> list[Record]:
-    """Finish every record, saving each at once; returns all of them."""
+    """Finish every record, or those of these cases, saving each at once; returns them."""
     records = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a rule that is not meant for a problem may warn
-        for case in plan.cases():
+        for case in plan.cases() if cases is None else cases:
             for study in studies:
                 for variant in study.variants:
                     record = _load(plan, study, variant, case, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -33,54 +34,68 @@ def train_expert(
     ] = 10_000,
     threads: options.Threads = 1,
     fresh: options.Fresh = False,
+    seeds: Annotated[
+        list[str] | None,
+        typer.Option(help="Several experts in place of --seed, each in its own folder seed-N."),
+    ] = None,
+    ray: options.Ray = None,
 ) -> int:
     """Train an expert with DPro: TD3 whose every action is projected onto the power limit.
 
     The folder TASK/expert gets the best actor (expert.safetensors), the curve of returns
     (curve.csv), a summary (expert.json), TensorBoard's events if that is installed, and a
     checkpoint: the same command goes on where it was stopped, and with more --steps it goes
-    further.
+    further. With --seeds there is one in TASK/expert/seed-N for each seed, one after the other, or
+    with --ray side by side.
     """
     chosen = options.check_task(task)
-    import torch
+    numbers = options.check_seeds(seeds)
     from rich.console import Console
 
     from dfwlayer_bench.options import check_device
     from dfwlayer_bench.robotics.expert.dpro import Settings
-    from dfwlayer_bench.robotics.expert.run import train
-    from dfwlayer_bench.robotics.expert.training import EXPERT, Plan, Training
+    from dfwlayer_bench.robotics.expert.seeds import Trained, train_here, train_on_ray
+    from dfwlayer_bench.robotics.expert.training import EXPERT, Plan
     from dfwlayer_bench.robotics.files import FileError, prepare_folder
+    from dfwlayer_bench.sweep import SweepError
 
     check_device(device)
-    torch.set_num_threads(threads)
     console = Console()
     folder = out / chosen.slug / "expert"
     settings = Settings(random_steps=random_steps)
     plan = Plan(chosen, steps, seed, evaluate_every, settings, device, episodes)
-    torch.set_flush_denormal(True)  # the moments of units that died would slow Adam down
+    plans = {folder / f"seed-{number}": replace(plan, seed=number) for number in numbers}
+    plans = plans or {folder: plan}
+    found: list[Trained] = []
     try:
-        if fresh and folder.is_dir():
-            shutil.rmtree(folder)
-        prepare_folder(folder)
-        training = Training(plan, folder)
-        if training.resume():
-            console.print(f"Going on from step {training.step} in {folder}", **PLAIN)
-        done = train(training, console)
-    except FileError as error:
+        for place in plans:
+            if fresh and place.is_dir():
+                shutil.rmtree(place)
+            prepare_folder(place)
+        if ray is not None:
+            found += train_on_ray(plans, threads, ray, console)
+        else:
+            for place, own in plans.items():
+                found.append(train_here(own, place, threads, console))
+                if not found[-1].finished:
+                    break
+    except (FileError, SweepError) as error:
         return options.refuse(console, error)
-    finally:
-        torch.set_flush_denormal(False)
-    if not done:
+    except KeyboardInterrupt:
+        return interrupted(console)
+    stopped = [trained for trained in found if not trained.finished]
+    for trained in stopped:
         console.print(
-            f"Stopped at step {training.step}, saved in {folder}; run the same command again to "
-            "go on",
+            f"Stopped at step {trained.step}, saved in {trained.folder}; run the same command "
+            "again to go on",
             **PLAIN,
         )
+    if stopped:
         return 130
-    best = max(training.curve, key=lambda point: point["return"])
+    best = max(found, key=lambda trained: trained.best["return"])
     console.print(
-        f"Best actor: return {best['return']:.1f} at step {best['step']:.0f}, violations "
-        f"{best['violations']:.0f}; in {folder / EXPERT}",
+        f"Best actor: return {best.best['return']:.1f} at step {best.best['step']:.0f}, violations "
+        f"{best.best['violations']:.0f}; in {best.folder / EXPERT}",
         **PLAIN,
     )
     return 0

@@ -25,7 +25,7 @@ __all__ = ["evaluate", "imitate", "run_all"]
 
 STEPS, QUICK_STEPS = 4000, 200
 SLOW_STEPS, QUICK_SLOW_STEPS = 1000, 10
-SEEDS, QUICK_SEEDS = ("0", "1", "2", "3", "4"), ("0",)
+SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0,)
 REPEATS, QUICK_REPEATS = 100, 5
 EXPERT_STEPS, QUICK_EXPERT_STEPS = 300_000, 600
 QUICK_TRANSITIONS = 2000
@@ -277,10 +277,7 @@ def _layers(given: list[str] | None) -> list[str]:
 
 
 def _seeds(given: list[str] | None, quick: bool) -> list[int]:
-    texts = split(given) or list(QUICK_SEEDS if quick else SEEDS)
-    if not all(text.isdecimal() for text in texts):
-        raise typer.BadParameter(f"--seeds: expected integers of at least 0, got {texts}")
-    return [int(text) for text in texts]
+    return options.check_seeds(given) or list(QUICK_SEEDS if quick else SEEDS)
 
 
 def _command(
