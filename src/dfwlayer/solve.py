@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -236,11 +237,19 @@ def _feasible(arguments: Arguments, settings: Settings, on_infeasible: str) -> S
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
-    mapped = in_transform(arguments)
+    mapped, shards = in_transform(arguments), arguments.objective.shards
+    if mapped and shards is not None:
+        raise ValueError(
+            "group: torch.func and forward mode do not go past a process; call .backward() or "
+            "torch.autograd.grad outside of them, or solve with an A that one process has"
+        )
     if mapped:
         solution = through_transforms(_solution, arguments, settings)
     else:
         solution = _solution(arguments, settings)
+    if shards is not None:
+        x, value = shards.common(solution.x, solution.value)
+        solution = replace(solution, x=x, value=value)
     versions = versions_in(arguments[:2])
     vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
     return solution
