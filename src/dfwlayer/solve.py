@@ -215,7 +215,8 @@ def compile_all(first: str = "") -> bool:
 
 
 def _cast(arguments: Arguments, settings: Settings, on_infeasible: str) -> Solution:
-    """With half precision under autocast as float32."""
+    """With half precision under autocast as float32, and rows in place of distributed tensors."""
+    arguments = arguments._replace(objective=arguments.objective.joined())
     kind = arguments.objective.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):

@@ -295,6 +295,10 @@ class Objective(ABC):
         """Whether no operation makes the host wait for a GPU, so that a CUDA graph may hold it."""
         return False
 
+    def joined(self) -> Objective:
+        """The same with plain tensors, those that are here, in place of distributed ones."""
+        return self
+
     @property
     def shards(self) -> Shards | None:
         """The processes that hold the objective between them, None where this one has it all."""

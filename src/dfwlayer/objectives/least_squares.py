@@ -293,7 +293,8 @@ class LeastSquares(Objective):
     @property
     def _lengths(self) -> tuple[Tensor, Tensor]:
         """‖A_i‖ of the columns of A, (n,) or (B, n), and ‖b‖."""
-        target = norm(self.b.detach())
+        b = self.b.detach()
+        target = norm(b) if b.shape[-1] else b.sum(-1)
         if self.A.layout == torch.strided:
             lengths: Tensor = torch.linalg.vector_norm(self.A.detach(), dim=-2)
         else:

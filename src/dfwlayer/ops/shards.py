@@ -32,6 +32,7 @@ __all__ = [
     "Traffic",
     "is_distributed",
     "own_rows",
+    "whole",
 ]
 
 # numbers of which as many as there are processes can be added without rounding
@@ -207,20 +208,25 @@ class Shards(Member):
         found = message[:-1].split([part.numel() for part in parts])
         return [sums.reshape(part.shape) for sums, part in zip(found, parts, strict=True)]
 
-    def stacked(self, own: Tensor, rows: Sequence[int], what: str) -> Tensor:
-        """The rows (m_k, n) of all processes, one below the other; ``rows`` are their numbers."""
-        most = max(rows)
-        padded = own.new_zeros((most, *own.shape[1:]))
-        padded[: len(own)] = own.detach()
-        found = own.new_empty((self.size * most, *own.shape[1:]))
+    def stacked(
+        self, own: Tensor, rows: Sequence[int], what: str, at: Tensor | None = None
+    ) -> Tensor:
+        """The rows (m_k, ...) of all processes, one below the other; ``rows`` are their numbers."""
+        own, most = own.detach(), max(rows)
+        padded = own.new_zeros((most + 1, *own.shape[1:]))  # the last row tells what x is
+        padded[: len(own)] = own
+        if at is not None:
+            padded[most:] = _mark(at.detach(), own.dtype)
+        found = [torch.empty_like(padded) for _ in range(self.size)]
         self._call(
-            lambda: dist.all_gather_into_tensor(found, padded, group=self.group),
+            lambda: dist.all_gather(found, padded, group=self.group),
             what,
-            found.numel(),
-            found.element_size(),
+            self.size * padded.numel(),
+            padded.element_size(),
         )
-        parts = found.reshape(self.size, most, *own.shape[1:])
-        return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)])
+        if any(bool((part[most:] != padded[most:]).any()) for part in found):
+            self._apart(what)
+        return torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
 
     def _call(self, run: Callable[[], Any], what: str, numbers: int, width: int) -> None:
         """Run something that all processes have to run; count it."""
@@ -281,6 +287,13 @@ def own_rows(name: str, given: Tensor, dim: int) -> tuple[Tensor, ProcessGroup]:
             f".redistribute(placements=[Shard({wanted})])"
         )
     return tensor.to_local(), tensor.device_mesh.get_group(split[0])
+
+
+def whole(given: Tensor) -> Tensor:
+    """All of a distributed tensor, with its derivative."""
+    tensor: Any = given
+    found: Tensor = tensor.full_tensor()
+    return found
 
 
 def _mark(x: Tensor, dtype: torch.dtype) -> Tensor:  # (1,)
