@@ -240,10 +240,7 @@ def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
     mapped, shards = in_transform(arguments), arguments.objective.shards
     if mapped and shards is not None:
-        raise ValueError(
-            "group: torch.func and forward mode do not go past a process; call .backward() or "
-            "torch.autograd.grad outside of them, or solve with an A that one process has"
-        )
+        shards.refuse_transforms()
     if mapped:
         solution = through_transforms(_solution, arguments, settings)
     else:

@@ -52,12 +52,11 @@ class Traffic:
     numbers: int = 0  # in the messages, of any dtype
     bytes: int = 0
     seconds: float = 0.0  # from the call to the result, so with the wait for those who are late
-    largest: int = 0  # numbers in one message
-    kinds: dict[str, int] = field(default_factory=dict)  # calls, by what they are for
+    kinds: dict[str, tuple[int, int]] = field(default_factory=dict)  # calls, numbers of each kind
 
     def clear(self) -> None:
         """Begin anew."""
-        self.calls = self.numbers = self.bytes = self.largest = 0
+        self.calls = self.numbers = self.bytes = 0
         self.seconds = 0.0
         self.kinds.clear()
 
@@ -122,6 +121,8 @@ class Shards(Member):
         asks: Sequence[bool] = (),
         fault: ValueError | None = None,
     ) -> None:
+        if torch._C._are_functorch_transforms_active():
+            self.refuse_transforms()
         self.group, self.traffic = group, Traffic()
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if self.rank < 0:
@@ -135,6 +136,14 @@ class Shards(Member):
                 raise ValueError(f"{name}: expected the same on all processes, found {told}")
         self.rows = [each[0] for each in found]
         self.asked = tuple(any(flags) for flags in zip(*(each[2] for each in found), strict=True))
+
+    @staticmethod
+    def refuse_transforms() -> NoReturn:
+        """Say what to do in place of torch.func."""
+        raise ValueError(
+            "group: torch.func and forward mode do not go past a process; call .backward() or "
+            "torch.autograd.grad outside of them, or solve with an A that one process has"
+        )
 
     def gathered(self, own: Any, what: str) -> list[Any]:
         """An object of each process."""
@@ -246,8 +255,8 @@ class Shards(Member):
         traffic.calls += 1
         traffic.numbers += numbers
         traffic.bytes += numbers * width
-        traffic.largest = max(traffic.largest, numbers)
-        traffic.kinds[what] = traffic.kinds.get(what, 0) + 1
+        calls, before = traffic.kinds.get(what, (0, 0))
+        traffic.kinds[what] = calls + 1, before + numbers
 
     def _apart(self, what: str) -> NoReturn:
         raise LostProcessError(
