@@ -108,7 +108,8 @@ class RowQuadratic(Objective):
         right = self.gathered(self.P.detach() @ probe, "checks")
         left = self.group.summed(self._own(probe) @ self.P.detach(), "checks")
         level = _ROUNDING * torch.finfo(self.P.dtype).eps * n**0.5 * self._diagonal.abs().amax()
-        return lost | ((right - left).abs().amax() > level)
+        skew: Tensor = (right - left).abs().amax() > level
+        return lost | skew
 
     def verified(self) -> tuple[RowQuadratic, Tensor | None]:
         """Finite data; a P that is not symmetric to rounding is refused."""

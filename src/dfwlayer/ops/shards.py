@@ -214,7 +214,7 @@ class Shards(Member):
         )
         if at is not None and bool(message[-1] != self.size * mark[0]):
             self._apart(what)
-        found = message[:-1].split([part.numel() for part in parts])
+        found = torch.split(message[:-1], [part.numel() for part in parts])
         return [sums.reshape(part.shape) for sums, part in zip(found, parts, strict=True)]
 
     def stacked(

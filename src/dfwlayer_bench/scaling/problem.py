@@ -13,7 +13,7 @@ from dfwlayer.ops.matrices import csr
 __all__ = ["Shape", "own_rows", "radius_of"]
 
 PIECES = 64  # parts that are made one by one, and belong to one process each
-USED = 200  # columns that b is a combination of
+USED = 200  # columns that b is a combination of, at most one for every hundred rows
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Shape:
 
 def _weights(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng((shape.seed, PIECES))
-    used = min(USED, shape.columns)
+    used = max(1, min(USED, shape.rows // 100, shape.columns))
     return random.choice(shape.columns, used, replace=False), random.standard_normal(used)
 
 
@@ -59,6 +59,6 @@ def own_rows(shape: Shape, rank: int, size: int) -> tuple[Tensor, Tensor]:
         values.append(entries)
     crow = torch.from_numpy(np.concatenate(begins).astype(np.int32))
     size_here = (int(cuts[end] - cuts[first]), shape.columns)
-    col = torch.from_numpy(np.concatenate(columns))
-    A = csr(crow, col, torch.from_numpy(np.concatenate(values)), size_here)
+    places = torch.from_numpy(np.concatenate(columns))
+    A = csr(crow, places, torch.from_numpy(np.concatenate(values)), size_here)
     return A, torch.from_numpy(np.concatenate(targets))

@@ -100,4 +100,3 @@ def test_a_group_of_one_process_is_that_process() -> None:
         assert missing == ["Shards"]  # a recorded graph cannot hold it, and says so
     finally:
         dist.destroy_process_group()
-
