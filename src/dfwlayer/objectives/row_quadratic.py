@@ -45,7 +45,8 @@ class RowQuadratic(Objective):
         rows, group = own_rows("P", P, -2)
         kind = f"{P.shape[-1]} columns, {P.dtype}, {P.device.type}"
         facts = {"P": kind, "q": f"{tuple(q.shape)}, {q.dtype}"}
-        shards = Shards(group, len(rows), facts, (P.requires_grad, q.requires_grad))
+        asks = P.requires_grad, q.requires_grad
+        shards = Shards(group, len(rows), facts, asks, device=rows.device)
         if shards.asked[0] and not rows.requires_grad:
             rows = rows.detach().requires_grad_()
         if shards.asked[1] and not q.requires_grad:

@@ -36,7 +36,8 @@ def join(
             "batch of b": str(tuple(b.shape[:-1])),
         }
         rows, asks = A.shape[-2], (A.requires_grad, b.requires_grad)
-    shards = Shards(group, rows, facts, asks, fault)
+    device = A.device if isinstance(A, Tensor) else None
+    shards = Shards(group, rows, facts, asks, fault, device)
     of_matrix, of_vector = shards.asked
     if of_matrix and not A.requires_grad:
         A = A.detach().requires_grad_()

@@ -107,6 +107,7 @@ class Shards(Member):
         facts: What has to be the same everywhere, by name.
         asks: Whether this process asks for derivatives, for each of its tensors.
         fault: What is wrong with this process's arguments, None if nothing is.
+        device: Of the messages.
 
     Raises:
         ValueError: On all processes, if something is wrong on one, or they do not agree.
@@ -120,10 +121,11 @@ class Shards(Member):
         facts: dict[str, str] | None = None,
         asks: Sequence[bool] = (),
         fault: ValueError | None = None,
+        device: torch.device | None = None,
     ) -> None:
         if torch._C._are_functorch_transforms_active():
             self.refuse_transforms()
-        self.group, self.traffic = group, Traffic()
+        self.group, self.device, self.traffic = group, device, Traffic()
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         if self.rank < 0:
             raise ValueError("group: this process does not belong to it; pass one that it is in")
@@ -182,7 +184,7 @@ class Shards(Member):
 
     def all(self, flag: bool) -> bool:
         """Whether something holds on all of them."""
-        return not bool(self.any(torch.tensor([not flag])))
+        return not bool(self.any(torch.tensor([not flag], device=self.device)))
 
     def common(self, *found: Tensor) -> tuple[Tensor, ...]:
         """What all processes have found; its derivative is the mean of those that they ask for.

@@ -165,6 +165,20 @@ class Work:
             (price, in_A, in_t), (price_1, in_A_1, in_t_1) = parts
             pairs = ((price, price_1), (in_A, in_A_1[own]), (in_t, in_t_1))
             found[body] = max(apart(*pair) for pair in pairs)
+        rows_of = torch.cat((torch.eye(9, dtype=F64), torch.ones(1, 9, dtype=F64)))
+        for name, bodies, batch in (
+            ("polyhedron", dfw.Polyhedron(rows_of, 0.01), ()),
+            ("one A each", dfw.Polyhedron(rows_of, 0.01), (2, 1, 1)),
+        ):
+            parts = []
+            for rows, group in ((own, self.group), (slice(None), None)):
+                mine = A[rows].repeat(batch) if batch else A[rows].clone()
+                mine.requires_grad_()
+                sol = dfw.solve(dfw.LeastSquares(mine, b[rows], group=group), bodies)
+                sol.x.square().sum().backward()
+                parts.append((sol.x, mine.grad))
+            (x, in_A), (x_1, in_A_1) = parts
+            found[name] = max(apart(x, x_1), apart(in_A, in_A_1[..., own, :]))
         for method in ("frank-wolfe", "dfw", "active-set"):
             parts = []
             for rows, group in ((own, self.group), (slice(None), None)):
