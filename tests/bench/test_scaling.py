@@ -23,12 +23,12 @@ def test_a_sum_is_twice_around_a_ring() -> None:
     assert sum_seconds(10**6, 4, LINK) == pytest.approx(6e-4 + 1.5 * 8e6 / 1e9)
 
 
-def test_one_process_with_all_rows_and_with_half_tell_what_is_shared() -> None:
-    fit = fitted(whole=10.0, half=6.0, messages=[10**6] * 5)
+def test_what_each_process_computes_tells_what_is_shared() -> None:
+    fit = fitted(whole=10.0, computing=6.0, processes=2, messages=[10**6] * 5)
     assert (fit.rows, fit.common) == (8.0, 2.0)
     assert fit.seconds(1, LINK) == 10.0
     assert fit.seconds(2, LINK) == pytest.approx(6.0 + 5 * (2e-4 + 8e6 / 1e9))
-    assert fitted(1.0, 1.5, []) == Fit(0.0, 1.0, [])  # what is noise is not taken for speed
+    assert fitted(1.0, 1.5, 2, []) == Fit(0.0, 1.0, [])  # what is noise is not taken for speed
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
@@ -82,6 +82,6 @@ def test_the_figures_hold_the_model_against_what_was_measured(
     assert solve["predicted / measured"] == pytest.approx(1)
     assert solve["computing"] + solve["exchanging"] == pytest.approx(solve["seconds"])
     assert solve["strong: times faster"] == pytest.approx(5 / solve["seconds"])
-    assert solve["weak: efficiency"] == pytest.approx(3 / solve["seconds"])
+    assert solve["weak: efficiency"] == pytest.approx(5 / (solve["seconds"] + 2))
     assert figures["memory beyond libraries, MB"] == [80, 40, 0.5]
     assert figures["difference of x"] == 0

@@ -59,24 +59,20 @@ def scaling(
 ) -> int:
     """Solve one lasso whose rows several processes hold; each has one thread.
 
-    Strong scaling: the same problem for one process and for several. Weak scaling: one process
-    has its share of the rows only. The model is fitted to one process with all rows and with half
-    of them and to the time of a sum, and compared with what several processes took.
+    Strong scaling: the same problem for one process and for several. Weak scaling: several
+    processes have as many times the rows. The model is fitted to what one process and each of
+    several compute and to the time of single sums, and compared with what solves took.
     """
     if quick:
         rows, columns, entries = QUICK
         repeats = 1
-    sizes = {"whole": 1, "half": 2, "share": processes}
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
-        runs = {
-            name: _measured(at / f"{name}.json", rows // part, columns, entries // part, 1, repeats)
-            for name, part in sizes.items()
-            if name != "share" or processes != 2
-        }
-        runs.setdefault("share", runs["half"])
+        one = _measured(at / "one.json", rows, columns, entries, 1, repeats)
         many = _measured(at / "many.json", rows, columns, entries, processes, repeats)
-        figures = _figures(runs, many, columns)
+        larger = rows * processes, columns, entries * processes
+        wide = _measured(at / "wide.json", *larger, processes, repeats)
+        figures = _figures(one, many, wide, columns)
     _print(figures)
     if out is not None:
         out.write_text(json.dumps(figures, indent=1))
@@ -97,12 +93,12 @@ def _measured(
     return Run(processes, entries, json.loads(out.read_text())["each"], out.with_suffix(".pt"))
 
 
-def _figures(runs: dict[str, Run], many: Run, columns: int) -> dict[str, Any]:
+def _figures(one: Run, many: Run, wide: Run, columns: int) -> dict[str, Any]:
     import torch
 
     from dfwlayer_bench.scaling.model import MACHINES, Network, fitted, on
 
-    one, k = runs["whole"], many.processes
+    k = many.processes
     difference = (torch.load(many.x) - torch.load(one.x)).abs().max() / torch.load(
         one.x
     ).abs().max()
@@ -123,15 +119,17 @@ def _figures(runs: dict[str, Run], many: Run, columns: int) -> dict[str, Any]:
     for which in ("first", "again"):
         kinds = many.each[0][which]["kinds"]
         messages = [numbers // calls for calls, numbers in kinds.values() for _ in range(calls)]
-        fit = fitted(one.seconds(which), runs["half"].seconds(which), messages)
-        predicted, seconds = fit.seconds(k, network), many.seconds(which)
+        seconds = many.seconds(which)
+        computing = seconds - many.exchanging(which)
+        fit = fitted(one.seconds(which), computing, k, messages)
+        predicted = fit.seconds(k, network)
         figures[f"{which} solve"] = {
             "seconds of one": one.seconds(which),
             "seconds": seconds,
-            "computing": seconds - many.exchanging(which),
+            "computing": computing,
             "exchanging": many.exchanging(which),
             "strong: times faster": one.seconds(which) / seconds,
-            "weak: efficiency": runs["share"].seconds(which) / seconds,
+            "weak: efficiency": one.seconds(which) / wide.seconds(which),
             "rows, seconds (R)": fit.rows,
             "common, seconds (C)": fit.common,
             "predicted seconds": predicted,

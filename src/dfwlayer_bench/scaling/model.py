@@ -66,9 +66,9 @@ class Fit:
         return self.rows / processes + self.common + exchanged
 
 
-def fitted(whole: float, half: float, messages: Sequence[int]) -> Fit:
-    """From the seconds that one process takes for all rows, and for half of them."""
-    rows = max(2 * (whole - half), 0.0)
+def fitted(whole: float, computing: float, processes: int, messages: Sequence[int]) -> Fit:
+    """From the seconds that one process takes, and those that each of several computes."""
+    rows = max((whole - computing) * processes / (processes - 1), 0.0)
     return Fit(rows, max(whole - rows, 0.0), messages)
 
 
