@@ -30,6 +30,7 @@ from dfwlayer.constraints import (
 from dfwlayer.layer import DFWLayer, QPLayer, SetLayer
 from dfwlayer.methods import DFW, ActiveSet, FrankWolfe, ProjectedNewton, SequentialQP
 from dfwlayer.objectives import LeastSquares, Quadratic, Smooth
+from dfwlayer.ops.shards import LostProcessError
 from dfwlayer.solution import Progress, Solution, SolveError, Status
 from dfwlayer.solve import solve, warm_up
 from dfwlayer.step_size import Backtracking, ExactStep, OpenLoop, ShortStep
@@ -59,6 +60,7 @@ __all__ = [
     "KSparse",
     "L1Box",
     "LeastSquares",
+    "LostProcessError",
     "LpBall",
     "NonNegative",
     "NuclearBall",

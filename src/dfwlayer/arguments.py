@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dfwlayer.ops.shards import is_distributed
 from dfwlayer.ops.tracing import may_be_fake, refuse_recording
 
 __all__ = [
@@ -125,10 +126,21 @@ def as_sizes(name: str, value: Any, expected: str) -> tuple[int, ...]:
     return tuple(int(s) for s in value)
 
 
-def check_tensor(name: str, value: Any, expected: str = "a tensor", sparse: bool = False) -> None:
-    """Raise unless it is a tensor with values, and a dense one unless others are allowed."""
+def check_tensor(
+    name: str,
+    value: Any,
+    expected: str = "a tensor",
+    sparse: bool = False,
+    distributed: bool = False,
+) -> None:
+    """Raise unless it is a tensor with values, a dense and whole one unless others are allowed."""
     if type(value) is not Tensor and type(value) is not nn.Parameter:
         _check_kind(name, value, expected)
+        if is_distributed(value) and not distributed:
+            raise ValueError(
+                f"{name}: expected a tensor that this process has as a whole, got a DTensor; use "
+                ".full_tensor()"
+            )
     if value.is_nested:  # such a tensor answers hardly any other question
         raise ValueError(
             f"{name}: expected a tensor with one shape, got a nested one; use "
@@ -167,7 +179,7 @@ def check_tensors(
     half = (torch.float16, torch.bfloat16)
     (first_name, first), *rest = tensors.items()
     for name, tensor in tensors.items():
-        check_tensor(name, tensor, sparse=name in sparse)
+        check_tensor(name, tensor, sparse=name in sparse, distributed=True)
         if tensor.dtype not in WIDE and not (half_allowed and tensor.dtype in half):
             hint = (
                 "run the layer under torch.autocast or call .float() first"

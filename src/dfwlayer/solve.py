@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -214,7 +215,8 @@ def compile_all(first: str = "") -> bool:
 
 
 def _cast(arguments: Arguments, settings: Settings, on_infeasible: str) -> Solution:
-    """With half precision under autocast as float32."""
+    """With half precision under autocast as float32, and rows in place of distributed tensors."""
+    arguments = arguments._replace(objective=arguments.objective.joined())
     kind = arguments.objective.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
@@ -236,11 +238,16 @@ def _feasible(arguments: Arguments, settings: Settings, on_infeasible: str) -> S
 
 def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
     """Outside of transforms at once, inside through them."""
-    mapped = in_transform(arguments)
+    mapped, shards = in_transform(arguments), arguments.objective.shards
+    if mapped and shards is not None:
+        shards.refuse_transforms()
     if mapped:
         solution = through_transforms(_solution, arguments, settings)
     else:
         solution = _solution(arguments, settings)
+    if shards is not None:
+        x, value = shards.common(solution.x, solution.value)
+        solution = replace(solution, x=x, value=value)
     versions = versions_in(arguments[:2])
     vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
     return solution

@@ -46,6 +46,7 @@ def build_app() -> "typer.Typer":
     from dfwlayer_bench.options import ListCommand
     from dfwlayer_bench.reproduce.command import reproduce_app
     from dfwlayer_bench.robotics.command import robotics_app
+    from dfwlayer_bench.scaling.command import scaling
 
     app = typer.Typer(
         name="dfw",
@@ -70,6 +71,7 @@ def build_app() -> "typer.Typer":
     app.command()(demo)
     app.command(cls=ListCommand)(bench)
     app.command()(fuzz)
+    app.command()(scaling)
     app.command(cls=ListCommand)(export)
     app.add_typer(reproduce_app(), name="reproduce")
     app.add_typer(robotics_app(), name="robotics")

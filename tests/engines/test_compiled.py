@@ -195,6 +195,17 @@ def test_x_changed_in_place():
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
+def test_a_tensor_that_another_one_is_derived_from(create_graph):
+    P, q = torch.eye(3, dtype=F64), torch.tensor([3.0, -2.0, 0.1], dtype=F64)
+    t = torch.tensor(1.0, dtype=F64, requires_grad=True)
+    sol = dfw.solve(dfw.Quadratic(P, q), dfw.Box(-t, t))
+    f = (sol.x * torch.tensor([1.0, 2.0, 3.0], dtype=F64)).sum() + sol.value
+    (slope,) = torch.autograd.grad(f, t, create_graph=create_graph)
+    # x is (−t, t, −0.1): 1 · (−1) + 2 · 1, and df/dt = 2t − 5
+    assert slope.item() == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
 def test_a_tensor_in_two_places(create_graph):
     """As q and as the weights, whose gradients add up."""
     q = torch.tensor([-1.0, 0.5, -3.0, 2.0], dtype=F64, requires_grad=True)

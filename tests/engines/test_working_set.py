@@ -15,6 +15,7 @@ from dfwlayer.engines.compiled.layout import lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.linalg import sparse
 from dfwlayer.ops.kept import Kept
+from dfwlayer.ops.tensors import tensors_in
 
 F32, F64 = torch.float32, torch.float64
 BENT = ("l2", "l1.3", "l3", "l4", "around", "shifted")  # parts of the names of other sets
@@ -84,7 +85,7 @@ def test_x_and_gradients_are_those_without(name, kind, dtype):
     tol = 1e-9 if dtype == F64 else 1e-5
     body = BODIES[name](t, weight)
     assert attempted(f, body, tol=tol) is not None or name == "box"
-    wrt = [p.requires_grad_() for p in (*vars(f).values(), t, weight)]
+    wrt = [p.requires_grad_() for p in (*tensors_in(f), t, weight)]
     (here, of_here), (there, of_there) = both(
         lambda: dfw.solve(f, BODIES[name](t, weight), tol=tol), wrt
     )

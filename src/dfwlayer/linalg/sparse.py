@@ -174,7 +174,7 @@ class SparseMatrix:
     def lengths(self) -> Tensor:  # (n,)
         """‖A_i‖ of the columns, in double precision."""
         begins, _, values = self.columns
-        found: Tensor = torch.segment_reduce(values**2, "sum", offsets=begins.long())
+        found: Tensor = torch.segment_reduce(values * values, "sum", offsets=begins.long())
         return found.sqrt()
 
 
@@ -233,6 +233,11 @@ class _Symmetric(torch.autograd.Function):
 
 def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
     """Where each of 0, 1, ... count − 1 begins among ordered indices, and the end."""
+    if ordered.device.type == "cpu":
+        begins = torch.zeros(count + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(ordered, minlength=count), 0, out=begins[1:])
+        return begins
+    # counting would make the host wait
     each = torch.arange(count + 1, dtype=ordered.dtype, device=ordered.device)
     return torch.searchsorted(ordered.contiguous(), each)
 

@@ -14,6 +14,7 @@ from dfwlayer.arguments import check_tensors, flag_nonfinite
 from dfwlayer.objectives.model import Model, SparseModel, model_by_columns
 from dfwlayer.ops.rows import Scalar, in_one_batch, or_one, quotient
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.shards import Shards
 from dfwlayer.ops.tracing import deferred
 
 __all__ = [
@@ -283,13 +284,25 @@ class Objective(ABC):
         return None
 
     def by_columns(self) -> Dense | None:
-        """Like `dense`, with a matrix that may be sparse: single columns of it can be had."""
+        """Like `dense`, with a matrix that may be sparse: single columns of it can be had.
+
+        Of an objective with `shards` they are the rows that this process has.
+        """
         return self.dense()
 
     @property
     def recordable(self) -> bool:
         """Whether no operation makes the host wait for a GPU, so that a CUDA graph may hold it."""
         return False
+
+    def joined(self) -> Objective:
+        """The same with plain tensors, those that are here, in place of distributed ones."""
+        return self
+
+    @property
+    def shards(self) -> Shards | None:
+        """The processes that hold the objective between them, None where this one has it all."""
+        return None
 
     def suspect(self) -> Tensor:
         """Whether ``verified`` should have a closer look (), as far as one can tell at once."""

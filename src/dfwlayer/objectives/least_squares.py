@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,15 @@ from dfwlayer.linalg.sparse import SparseMatrix, check_sparse, stored_entries, t
 from dfwlayer.linalg.sparse_factor import as_csr
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.model import LARGEST, Model, SparseModel
+from dfwlayer.objectives.row_sharded import condensed, join
 from dfwlayer.objectives.spectrum import SMALL, lanczos_spectrum, with_gradient
 from dfwlayer.ops.matrices import csr
 from dfwlayer.ops.rows import dot, norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.shards import ALONE, Member, Shards, is_distributed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["LeastSquares"]
 
@@ -31,19 +36,35 @@ class LeastSquares(Objective):
         A: (m, n) shared, dense or sparse (COO or CSR), or (*batch, m, n) dense, one per problem; n
             are the entries of a variable, whatever its shape (``shape`` of `dfwlayer.solve`).
         b: (m,) or (*batch, m).
+        group: Processes of `torch.distributed` that hold the rows of one A and b between them, for
+            an A that is too large for one: A and b are then the rows of this process, as many as it
+            likes, or none, and f is the sum of ½ ‖Ax − b‖² over all of them. A and b may also be
+            DTensors with the placement ``Shard(0)``, which know their group.
 
-    A sparse A gets a sparse gradient on its own pattern.
+    A sparse A gets a sparse gradient on its own pattern. In a group each process gets the gradient
+    of its own rows, and the same x, certificate and gradients of the set's parameters; all have
+    to make the same calls.
 
     """
 
     A: Tensor
     b: Tensor
+    group: ProcessGroup | Shards | None = None
 
     ranks: ClassVar[Mapping[str, int]] = {"b": 1, "A": 2}
     quadratic = True
-    recordable = True
 
     def __post_init__(self) -> None:
+        given = self.group is not None or is_distributed(self.A) or is_distributed(self.b)
+        if isinstance(self.group, Shards) or not given:
+            self._check()
+        else:
+            joined = join(self.A, self.b, self.group, lambda A, b: LeastSquares(A, b))
+            for name, value in zip(("A", "b", "group"), joined, strict=True):
+                object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        """Raise unless A and b go together."""
         A, b = self.A, self.b
         check_tensor("A", A, sparse=True)
         check_tensor("b", b)
@@ -65,16 +86,30 @@ class LeastSquares(Objective):
     def shape(self) -> tuple[int, ...]:
         return (self.A.shape[-1],)
 
+    @property
+    def recordable(self) -> bool:
+        return self.group is None
+
+    @property
+    def shards(self) -> Shards | None:
+        return self.group if isinstance(self.group, Shards) else None
+
+    @property
+    def _all(self) -> Member:
+        """The processes that have the rows."""
+        return self.shards or ALONE
+
     def bind(self, batch: int | None) -> LeastSquares:
         """An A with a batch of one is one A for all; a sparse one has each entry once."""
         A = super().bind(batch).A
         if A.layout == torch.sparse_coo:
             A = A.coalesce()
-        return _BoundLeastSquares(A, self.b)
+        return _BoundLeastSquares(A, self.b, self.group)
 
     def dense(self) -> Dense | None:
-        """A and b, unless A is sparse."""
-        return Dense(self.A, self.b, squared=True) if self.A.layout == torch.strided else None
+        """A and b, unless A is sparse or in parts."""
+        whole = self.A.layout == torch.strided and self.shards is None
+        return Dense(self.A, self.b, squared=True) if whole else None
 
     def by_columns(self) -> Dense:
         """A and b."""
@@ -82,16 +117,33 @@ class LeastSquares(Objective):
 
     def suspect(self) -> Tensor:
         """Whether values are not finite."""
-        return ~torch.isfinite(self.b.detach().sum() + self._stored().sum())
+        return self._all.any(~torch.isfinite(self.b.detach().sum() + self._stored().sum()))
 
     def verified(self) -> tuple[LeastSquares, Tensor | None]:
         """Finite data."""
+        if self.shards is None:
+            return self, self._flagged()
+        bad, fault = None, None
+        try:
+            bad = self._flagged()
+        except ValueError as error:
+            fault = error
+        self.shards.agree(fault)
+        lead = tuple(self.batch_sizes.values())
+        if not lead:
+            return self, None
+        none = torch.zeros(max(lead), dtype=torch.bool, device=self.device)
+        bad = self.shards.any(none if bad is None else bad.expand(max(lead)))
+        return self, bad if bool(bad.any()) else None
+
+    def _flagged(self) -> Tensor | None:
+        """Mask (B,) of the problems that are not finite here."""
         bad = flag_nonfinite("b", self.b, 1)
         stored = self._stored()
         flagged = flag_nonfinite("A", stored, 2 if self.A.layout == torch.strided else stored.dim())
         if flagged is not None:
             bad = flagged if bad is None else bad | flagged
-        return self, bad
+        return bad
 
     def _stored(self) -> Tensor:
         """The entries of A that are stored."""
@@ -99,6 +151,7 @@ class LeastSquares(Objective):
 
     def product(self, x: Tensor) -> Tensor:  # (..., n) -> (..., m)
         """A x."""
+        x = self._all.spread(x)
         if self.A.layout != torch.strided:
             return self._sparse.product(self._entries, x)
         if x.dim() == 1:
@@ -108,7 +161,7 @@ class LeastSquares(Objective):
         return x @ self.A.mT
 
     def adjoint(self, r: Tensor) -> Tensor:  # (..., m) -> (..., n)
-        """Aᵀ r."""
+        """Aᵀ r of the rows that are here."""
         if self.A.layout != torch.strided:
             return self._sparse.adjoint(self._entries, r)
         if r.dim() == 1:
@@ -136,29 +189,37 @@ class LeastSquares(Objective):
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
         residual = self.product(x) - self.b
-        return 0.5 * dot(residual, residual)
+        return self._all.total(0.5 * dot(residual, residual), "value", x)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Aᵀ(Ax − b)."""
-        return self.adjoint(self.product(x) - self.b)
+        return self._all.total(self.adjoint(self.product(x) - self.b), "gradient", x)
 
     def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one residual."""
+        """Both from one residual, and one sum over the processes."""
         residual = self.product(x) - self.b
-        return 0.5 * dot(residual, residual), self.adjoint(residual)
+        value, gradient = 0.5 * dot(residual, residual), self.adjoint(residual)
+        if self.shards is None:
+            return value, gradient
+        both = torch.cat((gradient, value.unsqueeze(-1)), -1)
+        both = self.shards.total(both, "gradient", x)
+        return both[..., -1], both[..., :-1]
 
     def tracked_value(self, x: Tensor) -> None:
         """None: A and b are all."""
 
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """Aᵀ(A v), whatever x."""
-        return self.adjoint(self.product(v))
+        return self._all.total(self.adjoint(self.product(v)), "product", v)
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """By a QR factorisation of the free columns of A, over those of √bend.
 
         Where they are more than its rows, it is the pseudo-inverse.
         """
+        if self.shards is not None:
+            whole = self._condensed
+            return None if whole is None else whole.reduced(free, bend)
         m, A = self.A.shape[-2], self.A.detach()
         if A.layout != torch.strided or free.numel() * (m + free.shape[-1]) > LARGEST:
             return None
@@ -186,6 +247,9 @@ class LeastSquares(Objective):
 
     def model(self, x: Tensor) -> Model | None:
         """f itself, in double precision; AᵀA is formed where it is not much larger than A."""
+        if self.shards is not None:
+            whole = self._condensed
+            return None if whole is None else whole.model(x)
         m, n = self.A.shape[-2:]
         count = self.A.shape[0] if self.A.dim() == 3 else 1
         if count * m * n > LARGEST:
@@ -203,7 +267,7 @@ class LeastSquares(Objective):
 
     def sparse_model(self, x: Tensor) -> SparseModel | None:
         """f itself, where A is sparse; AᵀA is formed for factors only."""
-        if self.A.layout == torch.strided:
+        if self.A.layout == torch.strided or self.shards is not None:
             return super().sparse_model(x)
         A, b = as_csr(self.A), self.b.detach().double().reshape(-1).numpy()
         H = (A.T @ A).tocsr()
@@ -223,21 +287,36 @@ class LeastSquares(Objective):
 
     def scale(self, x: Tensor, gradient: Tensor) -> Scale:
         """From the lengths of A's columns, and that of b."""
-        length = self._lengths
-        return scale_of_terms(length**2, x, length * norm(self.b.detach()).unsqueeze(-1))
+        length, target = self._lengths
+        return scale_of_terms(length**2, x, length * target.unsqueeze(-1))
 
     @property
-    def _lengths(self) -> Tensor:
-        """‖A_i‖ of the columns of A, (n,) or (B, n)."""
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        """‖A_i‖ of the columns of A, (n,) or (B, n), and ‖b‖."""
+        b = self.b.detach()
+        target = norm(b) if b.shape[-1] else b.sum(-1)
         if self.A.layout == torch.strided:
             lengths: Tensor = torch.linalg.vector_norm(self.A.detach(), dim=-2)
-            return lengths
-        return self._sparse.lengths.to(self.A.dtype)
+        else:
+            lengths = self._sparse.lengths.to(self.A.dtype)
+        if self.shards is None:
+            return lengths, target
+        squares = torch.cat((lengths.reshape(-1), target.reshape(-1))).double() ** 2
+        squares = self.shards.total(squares, "lengths").sqrt().to(self.A.dtype)
+        own = lengths.numel()
+        return squares[:own].reshape(lengths.shape), squares[own:].reshape(target.shape)
+
+    @property
+    def _condensed(self) -> LeastSquares | None:
+        """The same f of few rows, which every process has; None where that is too large."""
+        assert self.shards is not None
+        found = condensed(self.A, self.b, self.shards, LARGEST)
+        return None if found is None else LeastSquares(*found)
 
     def curvature(self) -> Curvature:
         """Singular values for small dense A, Lanczos on v ↦ Aᵀ(A v) beyond."""
         m, n = self.A.shape[-2:]
-        if self.A.layout == torch.strided and min(m, n) <= SMALL:
+        if self.A.layout == torch.strided and min(m, n) <= SMALL and self.shards is None:
             return self._dense_curvature()
         batch = self.A.shape[0] if self.A.dim() == 3 else 1
         template = self.b.new_empty(batch, n)
@@ -266,6 +345,14 @@ class _BoundLeastSquares(LeastSquares):
     @cached_property
     def _sparse(self) -> SparseMatrix:
         return SparseMatrix.of(self.A)
+
+    @cached_property
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        return super()._lengths
+
+    @cached_property
+    def _condensed(self) -> LeastSquares | None:
+        return super()._condensed
 
     @cached_property
     def _tracked(self) -> Tensor:  # the gradients of all products add up as vectors there

@@ -21,10 +21,12 @@ from dfwlayer.linalg.sparse import (
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.factors import LARGEST_FACTOR, Factor, reduced_sparse
 from dfwlayer.objectives.model import LARGEST, Model, SparseModel
+from dfwlayer.objectives.row_quadratic import RowQuadratic
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 from dfwlayer.ops.matrices import cholesky_factor, csr, csr_product, substitute
 from dfwlayer.ops.rows import Scalar, column, dot, settled, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.shards import is_distributed, whole
 
 __all__ = ["Quadratic"]
 
@@ -39,7 +41,8 @@ class Quadratic(Objective):
     Args:
         P: (n, n) shared by all problems, dense or sparse (COO or CSR), (*batch, n, n) one per
             problem, or None for the identity; the solution is then the projection of −q onto the
-            set.
+            set. One that is too large for a process may be a DTensor with the placement
+            ``Shard(0)``: each process has its rows, and their gradient.
         q: (n,) or (*batch, n), or with variables of another shape (*batch, *shape), n their
             entries; see ``shape`` of `dfwlayer.solve`.
 
@@ -58,10 +61,12 @@ class Quadratic(Objective):
     recordable = True
 
     def __post_init__(self) -> None:
+        if is_distributed(self.q):
+            object.__setattr__(self, "q", whole(self.q))
         q, P = self.q, self.P
         check_tensor("q", q)
         if P is not None:
-            check_tensor("P", P, sparse=True)
+            check_tensor("P", P, sparse=True, distributed=True)
         if q.dim() == 0 or q.shape[-1] == 0:
             raise ValueError(
                 f"q: expected shape (n,) or (*batch, n) with n ≥ 1, got {tuple(q.shape)}"
@@ -121,6 +126,12 @@ class Quadratic(Objective):
             return entries
         return None
 
+    def joined(self) -> Objective:
+        """With the rows of a distributed P that are here."""
+        if self.P is None or not is_distributed(self.P):
+            return self
+        return RowQuadratic.of(self.P, self.q)
+
     def bind(self, batch: int | None) -> Quadratic:
         """P's gradient is made symmetric; a sparse P has each entry once."""
         bound = super().bind(batch)
@@ -132,8 +143,9 @@ class Quadratic(Objective):
         return replace(bound, P=symmetric_gradient(bound.P))
 
     def dense(self) -> Dense | None:
-        """P and q, unless P is sparse."""
-        return None if self._is_sparse else Dense(self.P, self.q, squared=False)
+        """P and q, unless P is sparse or in parts."""
+        apart = self._is_sparse or is_distributed(self.P)
+        return None if apart else Dense(self.P, self.q, squared=False)
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""

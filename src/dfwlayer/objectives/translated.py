@@ -12,6 +12,7 @@ from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import Model
 from dfwlayer.ops.rows import Scalar, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
+from dfwlayer.ops.shards import Shards
 
 __all__ = ["Translated"]
 
@@ -46,6 +47,10 @@ class Translated(Objective):
     @property
     def isotropic(self) -> bool:
         return self.objective.isotropic
+
+    @property
+    def shards(self) -> Shards | None:
+        return self.objective.shards
 
     def float32(self) -> Translated:
         """Half-precision data in float32."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from dfwlayer.engines.base import Arguments, Attempt
-from dfwlayer.engines.compiled.background import mode, using
+from dfwlayer.engines.compiled.background import busy, mode, using
 from dfwlayer.methods.base import Settings
 
 __all__ = ["attempt", "available", "using"]
@@ -31,10 +31,15 @@ _loaded: dict[str, _Attempt | None] = {}  # empty until somebody asks
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     """Solve what can be solved beyond doubt in compiled code, None if that is nothing."""
-    if not settings.compiles or mode() == "off":
-        return None
-    run = _engine(arguments.objective.device.type)
-    return None if run is None else run(arguments, settings)
+    wanted = settings.compiles and mode() != "off"
+    run = _engine(arguments.objective.device.type) if wanted else None
+    shards = arguments.objective.shards
+    if shards is None:
+        return None if run is None else run(arguments, settings)
+    # processes that share a problem go one way, so they wait for those that have to compile
+    with using("wait"):
+        ready = shards.all(run is not None and not busy())
+        return run(arguments, settings) if ready and run is not None else None
 
 
 def available(device: str = "cpu") -> bool:

@@ -14,7 +14,7 @@ from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import added, tensors_in, versions_in
+from dfwlayer.ops.tensors import added, filled, tensors_in, versions_in
 
 __all__ = ["Gradients", "Layout", "carrying", "spoiled"]
 
@@ -151,7 +151,13 @@ def _differentiably(
 ) -> Gradients:
     """Gradients with derivatives of their own, past what was derived from the tensors."""
     with torch.enable_grad():
-        task = bind(solved.arguments, solved.settings).checked()
+        # one may be derived from another, like both sides of a box from one number: a view of each
+        # keeps what flows into the one out of the other
+        views = {id(t): t.view_as(t) for t in solved.given if t.layout == torch.strided}
+        own = [views[id(t)] for t in tensors_in(solved.arguments[:2], sparse=False)]
+        objective, constraint = filled(solved.arguments[:2], iter(own))
+        arguments = solved.arguments._replace(objective=objective, constraint=constraint)
+        task = bind(arguments, solved.settings).checked()
         at = solved.layout.seen(solved.found)
         problem, _, place = centred(task.objective, task.constraint, at)
         with torch.no_grad():
@@ -170,7 +176,7 @@ def _differentiably(
     pairs = [(output, each) for output, each in outputs if each is not None]
     gradients = torch.autograd.grad(
         [output for output, _ in pairs],
-        [inputs[i] for i in wanted.values()],
+        [views.get(key, inputs[i]) for key, i in wanted.items()],
         [each for _, each in pairs],
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,

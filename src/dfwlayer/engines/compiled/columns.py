@@ -21,7 +21,7 @@ from dfwlayer.linalg.sparse import SparseMatrix
 from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.matrices import csr, csr_product
 
-__all__ = ["Columns", "DenseFactor", "Hessian", "Pool", "SparseFactor", "Squares"]
+__all__ = ["Columns", "DenseFactor", "Hessian", "Pool", "SparseFactor", "Squares", "weighed"]
 
 FIRST = (
     128  # coordinates that there is memory for in the beginning, and half as many more each time
@@ -249,7 +249,7 @@ class SparseFactor:
         return found
 
 
-def _weighed(x: Array, weight: Array) -> Array:  # (B, n), (n,) -> (B,)
+def weighed(x: Array, weight: Array) -> Array:  # (B, n), (n,) -> (B,)
     """Σ w_i |x_i|."""
     found: Array = np.einsum("bi,i->b", np.abs(x), weight)
     return found
@@ -300,7 +300,7 @@ class Squares:
         return 0.5 * np.einsum("bi,bi->b", r, r), self.factor.adjoint(r)
 
     def sizes(self, x: Array) -> Array:
-        total: Array = np.linalg.norm(self.b, axis=-1) + _weighed(x, self.lengths)
+        total: Array = np.linalg.norm(self.b, axis=-1) + weighed(x, self.lengths)
         return total
 
     def product(self, u: Array) -> Array:
@@ -347,7 +347,7 @@ class Hessian:
         return 0.5 * (inner + np.einsum("bi,bi->b", self.others[rows], both)), g
 
     def sizes(self, x: Array) -> Array:
-        return _weighed(x, self.lengths)
+        return weighed(x, self.lengths)
 
     def product(self, u: Array) -> Array:
         at = np.flatnonzero(u.any(0))

@@ -364,9 +364,10 @@ class Search:
         rows = np.flatnonzero(self.todo)
         if self._hopeless(rows):
             return np.zeros(0, np.int64)
-        wrong = wrong[rows]
+        wrong = wrong if len(rows) == len(wrong) else wrong[rows]
         best = wrong.max(-1, keepdims=True)
-        promise = (wrong / np.where(best > 0, best, 1)).max(0)
+        wrong /= np.where(best > 0, best, 1)  # nobody else needs it
+        promise = wrong.max(0) if len(wrong) > 1 else wrong[0]
         count = BLOCK * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
         found, least = np.zeros(0, np.int64), 0.5
         while len(found) < count and least > 0:  # few of many, so they need not all be sorted

@@ -22,11 +22,13 @@ from dfwlayer.engines.compiled.arrays import (
     stretched,
     summed,
 )
+from dfwlayer.engines.compiled.background import using
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
 from dfwlayer.engines.compiled.kernels import outcome, search, table
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
 from dfwlayer.engines.compiled.results import Adjoint, Results
 from dfwlayer.engines.compiled.sets import Polytopes, sets_of
+from dfwlayer.engines.compiled.shared_columns import SharedSquares
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.linalg.sparse import SparseMatrix
 from dfwlayer.objectives.base import Objective
@@ -73,7 +75,17 @@ class WorkingSets(Laid):
         if not self.squared:
             return Hessian(self.matrix, vector)
         sparse = self.matrix.layout != torch.strided
-        return Squares(SparseFactor(self.matrix) if sparse else DenseFactor(self.matrix), vector)
+        factor = SparseFactor(self.matrix) if sparse else DenseFactor(self.matrix)
+        if (shards := self.objective.shards) is not None:
+            return SharedSquares(factor, vector, shards)
+        return Squares(factor, vector)
+
+    def gradients(self, asked: Sequence[bool], found: Pooled, v: Tensor) -> Gradients:
+        """As of any layout; processes that share a problem wait for what is not compiled."""
+        if self.objective.shards is None:
+            return super().gradients(asked, found, v)
+        with using("wait"):
+            return super().gradients(asked, found, v)
 
     def pullback(self, asked: Sequence[bool], found: Pooled, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
