@@ -30,17 +30,23 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.dual import climb, hold, join, prepared, refine
+from dfwlayer.engines.compiled.kernels.flat import stay
 from dfwlayer.engines.compiled.kernels.judged import (
     DEPENDS,
+    FLAT,
     HELD,
+    IDLE,
     OPEN,
+    counted,
     gap_of,
     judge,
     polish,
     settle,
     share,
+    steepness,
 )
 from dfwlayer.engines.compiled.kernels.metric import (
+    FAINT,
     PLAIN,
     RIDGE,
     SMALL,
@@ -108,8 +114,12 @@ def _approach(
 
 @kernel
 def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept, x, start, y):
-    """Hold the same rows in the metric of P + σNᵀN; False if f does not bend up on them."""
-    if not stiffened(P, rows, width, state, L):
+    """Hold the same rows in the metric of P + σNᵀN; False if they depend on each other there.
+
+    Where f is flat along them, a faint ridge stays.
+    """
+    bent = stiffened(P, rows, width, state, 0.0, L)
+    if not bent and not stiffened(P, rows, width, state, FAINT, L):
         return False
     for i in range(count):
         c = held.places[i]
@@ -228,13 +238,13 @@ def _on_disk(stamp):
             for i in range(count):
                 strongest = max(strongest, abs(held.forces[i]))
             rough = CLEAR * (shaken + DOUBLE * (size + strongest))
+            if strongest > rough and counted(state, width, IDLE) > 0:
+                codes[0, b] = outcome.DOUBTED
+                continue
             for i in range(count):
                 force, c = held.forces[i], held.places[i]
                 if i >= firm and not force > rough:  # met, but x is not held by it
-                    if force < -rough:
-                        code = outcome.LOST
-                    elif kind == RIDGE:
-                        code = outcome.DOUBTED
+                    code = outcome.LOST if force < -rough else code
                     continue
                 found[which[c]] = held.sides[i] * force / lengths[c]
             if code != outcome.SOLVED:
@@ -242,8 +252,12 @@ def _on_disk(stamp):
                 continue
             share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            gap = gap_of(rows, width, lower, upper, L, kind != RIDGE, found, point, g, z)
-            if not proven(total, gap, tol, eps):
+            farthest = largest(point, n)
+            steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
+            gap = gap_of(rows, width, lower, upper, L, bends, found, point, g, steep, z)
+            # f* may be zero: then what rounding makes of f at points of this size
+            rounding = FLAT * DOUBLE * farthest * steep
+            if not proven(total, gap, tol, eps) and not gap <= rounding:
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
@@ -253,12 +267,16 @@ def _on_disk(stamp):
     def adjoint(
         first, end, P, E, G, lowers, uppers, eps, codes, multipliers, v, u, nu,
     ):  # fmt: skip
-        """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x."""
+        """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x.
+
+        Where f is flat along them, u is that of least norm of those that are off by least.
+        """
         _ = stamp
         n, total_rows = v.shape[1], multipliers.shape[1]
         k, ties = E.shape[1], E.shape[1] + G.shape[1]
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
+        plain = np.empty((0, 0))
         held, columns = prepared(n), np.empty((n, total_rows))
         z, lengths = np.empty(n), np.empty(total_rows)
         which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
@@ -283,14 +301,19 @@ def _on_disk(stamp):
             rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
             if not (kind == PLAIN and len(P) == 1):
                 kind = metric(own_P, rows, width, state, L) if dense else PLAIN
-            if kind == 0:
-                continue
-            reduced(L, rows, base, width, columns)
+            reduced(L if kind > 0 else plain, rows, base, width, columns)
             count = NOTHING
             for turn in range(2):  # as in the search, so that the same equations depend on others
                 for c in range(base if turn == 0 else 0, width if turn == 0 else base):
                     state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
                     count += 1 if state[c] == HELD else 0
+            if kind == 0:
+                stay(own_P, held, count, v[b], out, z)
+                for i in range(count):
+                    c = held.places[i]
+                    nu[b, which[c]] = held.along[i] / lengths[c]
+                share(rows, columns, width, held, count, state, nu[b])
+                continue
             for _ in range(2):  # the second time for the rounding of the first
                 product(own_P, out, z)
                 for i in range(n):
