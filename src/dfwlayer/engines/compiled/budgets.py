@@ -75,7 +75,8 @@ class Budgets:
             slope, beside = q + _times(P, some.centre), b - _times(A, some.centre)
             both = np.concatenate((P, -P), -1)
             parts = np.concatenate((both, -both), -2), np.concatenate((slope, -slope), -1)
-            split = tuple(map(np.ascontiguousarray, (*parts, _mirrored(A), beside)))
+            bent, pull = map(np.ascontiguousarray, parts)
+            split = bent, pull, np.ascontiguousarray(_mirrored(A)), np.ascontiguousarray(beside)
             inner = some._mirror(count)
             own = inner.search(split, np.zeros((1, 2 * n)), (DOUBLE, ENOUGH, most), count)
             up, down = own.x[:, :n], own.x[:, n:]
@@ -139,13 +140,21 @@ class Budgets:
                 fine &= (over <= allowed).all(-1) & ((over >= -allowed) | (least == 0)).all(-1)
         used = (self.weight * np.abs(x - self.centre)).sum(-1, keepdims=True)
         allowed = most * (self.weight.max(-1, keepdims=True) * farthest + self.radius)
-        return fine & (used <= self.radius + allowed)[:, 0]
+        fine &= (used <= self.radius + allowed)[:, 0]
+        return fine
 
     def _some(self, index: Array) -> Budgets:
         """The problems at these positions."""
         base = self.base
-        names = ("E", "e", "G", "h", "lower", "upper")
-        rows = replace(base, **{name: _some(getattr(base, name), index) for name in names})
+        rows = replace(
+            base,
+            E=_some(base.E, index),
+            e=_some(base.e, index),
+            G=_some(base.G, index),
+            h=_some(base.h, index),
+            lower=_some(base.lower, index),
+            upper=_some(base.upper, index),
+        )
         own = (_some(part, index) for part in (self.weight, self.centre, self.radius))
         return Budgets(rows, self.form, *own)
 

@@ -114,13 +114,13 @@ def _approach(
 
 @kernel
 def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept, x, start, y):
-    """Hold the same rows in the metric of P + σNᵀN; False if they depend on each other there.
+    """Hold the same rows in the metric of P + σNᵀN; 0 if they depend on each other there.
 
-    Where f is flat along them, a faint ridge stays.
+    Where f is flat along them, a faint ridge stays, and 2 is returned instead of 1.
     """
     bent = stiffened(P, rows, width, state, 0.0, L)
     if not bent and not stiffened(P, rows, width, state, FAINT, L):
-        return False
+        return 0
     for i in range(count):
         c = held.places[i]
         kept[c] = held.forces[i] / rows.lengths[c]
@@ -128,13 +128,13 @@ def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept
     for i in range(count):
         c = held.places[i]
         if not join(columns, c, held.sides[i], held, i + NOTHING):
-            return False
+            return 0
         held.forces[i] = kept[c] * rows.lengths[c]
     free_minimiser(P, q, rows, width, PLAIN, L, x, start)
     fill(0.0, y)
     for i in range(len(x)):
         add(y, x[i], L[i], i + 1)
-    return True
+    return 1 if bent else 2
 
 
 def _on_disk(stamp):
@@ -207,10 +207,13 @@ def _on_disk(stamp):
             if taken < 0:
                 codes[0, b] = -taken
                 continue
-            if kind == RIDGE and not _change_metric(
-                own_P, own_q, rows, base, width, columns, L, held, count,
-                state, level, point, start, y,
-            ):  # fmt: skip
+            bent = 1
+            if kind == RIDGE:
+                bent = _change_metric(
+                    own_P, own_q, rows, base, width, columns, L, held, count,
+                    state, level, point, start, y,
+                )  # fmt: skip
+            if bent == 0:
                 codes[0, b] = outcome.LOST
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
@@ -238,7 +241,8 @@ def _on_disk(stamp):
             for i in range(count):
                 strongest = max(strongest, abs(held.forces[i]))
             rough = CLEAR * (shaken + DOUBLE * (size + strongest))
-            if strongest > rough and counted(state, width, IDLE) > 0:
+            shared = strongest > rough and counted(state, width, IDLE) > 0
+            if shared and bent == 2:  # neither x nor its multipliers are unique
                 codes[0, b] = outcome.DOUBTED
                 continue
             for i in range(count):
@@ -261,7 +265,8 @@ def _on_disk(stamp):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = outcome.SOLVED, taken
+            codes[0, b] = outcome.SHARED if shared else outcome.SOLVED
+            codes[1, b] = taken
 
     @entry
     def adjoint(
