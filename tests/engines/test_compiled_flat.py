@@ -113,3 +113,18 @@ def test_terms_that_cancel_are_told_by_the_largest_entry():
     sol = solved(*problem(P, q, G=paid[None], h=torch.zeros(1, dtype=F64), lower=0.0))
     assert (sol.status == dfw.Status.CONVERGED).all()
     assert torch.isfinite(torch.autograd.grad(sol.x.sum(), q)[0]).all()
+
+
+def test_rows_that_depend_on_each_other_where_no_gradient_is_asked_for():
+    """Five rows through a point of the plane: many sets of multipliers, and one x."""
+    P, q = torch.eye(2, dtype=F64), torch.tensor([-9.0, -8.0], dtype=F64)
+    angles = torch.linspace(0.1, 1.4, 5, dtype=F64)
+    G = torch.stack((angles.cos(), angles.sin()), -1)
+    at = torch.tensor([1.0, 2.0], dtype=F64)
+    sol = solved(*problem(P, q, G=G, h=G @ at))
+    assert sol.status == dfw.Status.CONVERGED
+    close(sol.x, at, 1e-14)
+    objective, constraint = problem(P, leaf(q), G=G, h=G @ at)
+    assert attempted(objective, constraint) is None
+    with torch.no_grad():
+        close(solved(objective, constraint).x, at, 1e-14)
