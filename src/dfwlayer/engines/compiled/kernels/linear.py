@@ -242,7 +242,8 @@ def _on_disk(stamp):
                 strongest = max(strongest, abs(held.forces[i]))
             rough = CLEAR * (shaken + DOUBLE * (size + strongest))
             shared = strongest > rough and counted(state, width, IDLE) > 0
-            if shared and bent == 2:  # neither x nor its multipliers are unique
+            # neither x nor its multipliers are unique
+            if bent == 2 and (shared or counted(state, width, DEPENDS) > 0):
                 codes[0, b] = outcome.DOUBTED
                 continue
             for i in range(count):
@@ -299,7 +300,8 @@ def _on_disk(stamp):
             width = base = NOTHING
             for row in range(total_rows):
                 fixed = row >= ties and lower[row - ties] == upper[row - ties]
-                if row < k or fixed or multipliers[b, row] != 0:
+                tied = row < k and largest(own_E[row], n) > 0  # rows of zeros carry nothing
+                if tied or fixed or multipliers[b, row] != 0:
                     which[width], state[width] = row, HELD
                     width += 1
                     base += 1 if row < ties else 0
