@@ -281,25 +281,6 @@ def test_f_that_is_flat_along_some_directions(seed):
         close(gradient, differences(parts, name, v), 1e-5)
 
 
-def test_solutions_that_are_not_unique_are_left():
-    """f = x₀ over a square."""
-    P = torch.diag(torch.tensor([1.0, 0.0], dtype=F64))
-    q = torch.tensor([-1.0, 0.0], dtype=F64)
-    assert (
-        attempted(
-            *problem(
-                P,
-                q,
-                lower=0.0,
-                upper=1.0,
-                G=leaf(torch.eye(2, dtype=F64)),
-                h=torch.full((2,), 5.0, dtype=F64),
-            )
-        )
-        is None
-    )
-
-
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 40), st.integers(0, 10))
 @settings(max_examples=40, deadline=None)
 def test_any_shape(seed, n, m, k):

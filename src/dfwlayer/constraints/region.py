@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,8 +22,9 @@ __all__ = [
     "Power",
     "Region",
     "Round",
+    "Spent",
     "as_oval",
-    "oval_around",
+    "form_around",
 ]
 
 
@@ -87,7 +89,17 @@ class Met(NamedTuple):
     ovals: tuple[Oval, ...]
 
 
-Block = Flat | Round | Power | Linear | Oval | Met
+class Spent(NamedTuple):
+    """The points of rows and bounds with Σ |w_i (x_i − c_i)| ≤ t, for n coordinates."""
+
+    n: int
+    linear: Linear
+    weight: Value  # w, a number, (n,) or (B, n)
+    centre: Value  # c, likewise
+    radius: Value  # t, a number, (1,) or (B, 1)
+
+
+Block = Flat | Round | Power | Linear | Oval | Met | Spent
 
 
 def as_oval(block: Block) -> Oval | None:
@@ -97,9 +109,20 @@ def as_oval(block: Block) -> Oval | None:
     return block if isinstance(block, Oval) else None
 
 
-def oval_around(form: Sequence[Block] | None, centre: Value) -> Sequence[Oval] | None:
+def form_around(form: Sequence[Block] | None, centre: Value) -> Sequence[Block] | None:
     """The normal form of a ball, or an ellipsoid, with a centre; None for other sets."""
-    oval = None if form is None or len(form) > 1 else as_oval(form[0])
+    if form is None or len(form) > 1:
+        return None
+    block = form[0]
+    if isinstance(block, Flat):
+        bounds = block.lower, block.upper
+        if block.equations or not are_numbers(*bounds):
+            return None
+        if block.weight is None or bounds != (-math.inf, math.inf):
+            return None
+        everywhere = Linear(block.n, *bounds, None, 0.0, None, 0.0)
+        return (Spent(block.n, everywhere, block.weight, centre, block.radius),)
+    oval = as_oval(block)
     if oval is None or not are_numbers(oval.centre) or oval.centre != 0:
         return None
     return (oval._replace(centre=centre),)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
-from dfwlayer.constraints.region import Block, Flat, Linear, Met, as_oval
+from dfwlayer.constraints.region import Block, Flat, Linear, Met, Spent, as_oval
 from dfwlayer.ops.values import Value, first_tensor, larger, smaller
 
 __all__ = ["Joined", "common_form"]
@@ -73,7 +73,7 @@ def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Blo
     """The normal form of what sets over the same coordinates have in common, None without one.
 
     That is bounds, with a budget and equations, two of them at most; or bounds and rows, also
-    within ellipsoids, and no budget.
+    within ellipsoids, or with one budget, which may have a centre.
     """
     blocks = [form[0] for form in forms if form is not None and len(form) == 1]
     if len(blocks) < len(forms):
@@ -81,6 +81,8 @@ def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Blo
     flat = [block for block in blocks if isinstance(block, Flat)]
     lists = [block for block in blocks if isinstance(block, Linear)]
     ovals = tuple(oval for block in blocks if (oval := as_oval(block)) is not None)
+    spent = [block for block in blocks if isinstance(block, Spent)]
+    lists += (block.linear for block in spent)
     if len(flat) + len(lists) + len(ovals) < len(blocks):
         return None
     bounded: list[Flat | Linear] = [*flat, *lists]
@@ -93,12 +95,16 @@ def common_form(forms: Sequence[Sequence[Block] | None], n: int) -> Sequence[Blo
         weight, radius = (budgets[0].weight, budgets[0].radius) if budgets else (None, 0.0)
         return (Flat(n, lower, upper, weight, radius, equations),)
     like = _some_tensor(blocks)
-    if budgets or (like is None and equations):
+    costs = [(block.weight, block.centre, block.radius) for block in spent]
+    costs += [(block.weight, 0.0, block.radius) for block in budgets if block.weight is not None]
+    if len(costs) > 1 or (costs and ovals) or (like is None and equations):
         return None
     G = [(block.G, block.h) for block in lists if block.G is not None]
     A = [(block.A, block.b) for block in lists if block.A is not None]
     A += [(_row(a, n, like), b) for a, b in equations if like is not None]
     linear = Linear(n, lower, upper, *_stacked(G), *_stacked(A))
+    if costs:
+        return (Spent(n, linear, *costs[0]),)
     return (Met(n, linear, ovals),) if ovals else (linear,)
 
 

@@ -13,7 +13,7 @@ from dfwlayer.constraints.base import Around, Constraint, Face
 from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
 from dfwlayer.constraints.plain import Plain, PlainShifted
-from dfwlayer.constraints.region import Block, oval_around
+from dfwlayer.constraints.region import Block, form_around
 from dfwlayer.ops.rows import dot
 from dfwlayer.ops.scale import Scale
 
@@ -61,7 +61,7 @@ class Shifted(Built):
 
     def normal_form(self, n: int) -> Sequence[Block] | None:
         """Of a ball, for an `Intersection`; what is asked on its own is asked for y."""
-        return oval_around(self.constraint.normal_form(n), self.centre)
+        return form_around(self.constraint.normal_form(n), self.centre)
 
     def placed(self, y: Tensor) -> Tensor:
         """The x of the set for a y of S: c + y, as far as the dtype can hold it."""

@@ -16,7 +16,7 @@ from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.tensors import added, filled, tensors_in, versions_in
 
-__all__ = ["Gradients", "Layout", "carrying", "spoiled"]
+__all__ = ["Gradients", "Layout", "asks", "carrying", "spoiled"]
 
 Gradients = list[Tensor | None]
 
@@ -55,6 +55,13 @@ class _Solved(NamedTuple):
     among: list[bool]  # of the layout's tensors, which ones are inputs below
     given: list[Tensor]  # those of the arguments
     versions: list[int]
+
+
+def asks(layout: Layout) -> bool:
+    """Whether a gradient may be asked for."""
+    return torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in layout.tensors
+    )
 
 
 def carrying(

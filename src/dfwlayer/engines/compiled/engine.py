@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from dfwlayer.engines.base import Arguments, Attempt
-from dfwlayer.engines.compiled.answer import carrying
+from dfwlayer.engines.compiled.answer import asks, carrying
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
-from dfwlayer.engines.compiled.kernels.outcome import SOLVED
+from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings
-from dfwlayer.solution import Solution
+from dfwlayer.solution import Solution, Status
 
 __all__ = ["attempt"]
 
 SMALLEST = 7.01e-46  # no less than half of the smallest float32
+LEAST = 1e-300  # what f is compared with at least
 
 
 watch()
@@ -45,6 +46,8 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     if found is None:
         return None
     codes, left = found.codes, None
+    if SHARED in codes[0] and not asks(layout):  # which multipliers hold x is of no interest
+        codes[0, codes[0] == SHARED] = SOLVED
     if layout.batch is None:
         if codes[0, 0] != SOLVED:
             return None
@@ -54,13 +57,17 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
         for part in (found.x, found.multipliers, *found.face):
             part[lost] = 0
         left = torch.from_numpy(lost)
-    values = found.values
+    values, ended = found.values, codes[0]
+    # where f* is zero the gap may be what rounding makes of f
+    floor = values[1] > settings.tol * np.maximum(np.abs(values[0]), LEAST)
+    if floor.any():
+        ended = np.where(floor & (ended == SOLVED), int(Status.ROUNDING_FLOOR), ended)
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
         values = values.astype(np.float32)
     at = (0, ...) if layout.batch is None else ()
     value, gap, status, steps = (
-        torch.from_numpy(row[at]) for row in (values[0], values[1], codes[0], codes[1])
+        torch.from_numpy(row[at]) for row in (values[0], values[1], ended, codes[1])
     )
     carried = carrying(layout, found, value, arguments, settings)
     x, value = (layout.point(found.x), value) if carried is None else carried

@@ -11,9 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Block, Flat, Linear, Met, Oval, Round
+from dfwlayer.constraints.region import Block, Flat, Linear, Met, Oval, Round, Spent
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
+from dfwlayer.engines.compiled.budgets import budgets_of
 from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, search, table
 from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
@@ -211,6 +212,8 @@ def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
         return polyhedra_of(form[0], n, batch) if len(form) == 1 else None
     if isinstance(form[0], Met):
         return ovals_of(form[0], n, batch) if len(form) == 1 else None
+    if isinstance(form[0], Spent):
+        return budgets_of(form[0], n, batch) if len(form) == 1 else None
     if isinstance(form[0], Oval):
         return None
     if not isinstance(form[0], Flat):

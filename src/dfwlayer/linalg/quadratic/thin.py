@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,6 +58,55 @@ def thinned(program: Program | Thin) -> Program | Thin:
     return Thin(*parts, *(program[i] for i in (1, 3, 5, 6, 7)))
 
 
+class Entries(NamedTuple):
+    """The numbers of a sparse matrix, and where they are."""
+
+    shape: tuple[int, int]
+    row: Any  # (nnz,)
+    col: Any  # (nnz,)
+    size: Any  # (nnz,), |a_ij|
+
+    @classmethod
+    def of(cls, matrix: Any) -> Entries:  # CSR
+        """Those of a matrix."""
+        row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        return cls(matrix.shape, row, matrix.indices, np.abs(matrix.data))
+
+    def largest(self, left: Any, right: Any) -> tuple[Any, Any]:  # (m,), (n,)
+        """The largest entries |l_i a_ij r_j| of rows (m,) and of columns (n,)."""
+        size = left[self.row] * self.size * right[self.col]
+        rows, columns = np.zeros(self.shape[0]), np.zeros(self.shape[1])
+        np.maximum.at(rows, self.row, size)
+        np.maximum.at(columns, self.col, size)
+        return rows, columns
+
+
+class Frame(NamedTuple):
+    """A symmetric sparse matrix by columns, whose diagonal and units change."""
+
+    matrix: Any  # (n, n), CSC, with all diagonal entries
+    diagonal: Any  # (n,), where these are
+    col: Any  # (nnz,)
+
+    @classmethod
+    def of(cls, matrix: Any) -> Frame:
+        """Of a matrix."""
+        n, own = matrix.shape[0], matrix.tocoo()
+        every = np.arange(n)
+        places = np.concatenate((own.row, every)), np.concatenate((own.col, every))
+        data = np.concatenate((own.data, np.zeros(n)))
+        full = module().coo_matrix((data, places), matrix.shape).tocsc()
+        col = np.repeat(every, np.diff(full.indptr))
+        return cls(full, np.flatnonzero(full.indices == col), col)
+
+    def within(self, diagonal: Any, unit: Any) -> Any:
+        """D (M + diag(d)) D for units D."""
+        found = self.matrix.copy()
+        found.data[self.diagonal] += diagonal
+        found.data *= unit[found.indices] * unit[self.col]
+        return found
+
+
 @dataclass(frozen=True)
 class Thin:
     """A `Program` of one problem; matrices are SciPy's, vectors are tensors (1, ·)."""
@@ -91,6 +140,11 @@ class Thin:
             return self.P
         G, A = self._sideways
         return module().bmat([[self.P, A, G], [self.A, None, None], [self.G, None, None]])
+
+    @cached_property
+    def frame(self) -> Frame:
+        """That of `bordered`."""
+        return Frame.of(self.bordered)
 
     def some(self, index: Tensor) -> Thin:
         """The only problem there is."""
@@ -131,11 +185,17 @@ class Thin:
         return replace(self, P=abs(self.P), G=abs(self.G), A=abs(self.A), q=self.q.abs())
 
     def extent(self, units: Units) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        P, G, A = self._in(units)
-        columns = bend = _most(P, 0)
-        for part in (G, A):
-            columns = torch.maximum(columns, _most(part, 0))
-        return columns, bend, _most(G, 1), _most(A, 1)
+        x, rows, equations = (part[0].numpy() for part in (units.x, units.rows, units.equations))
+        bend = self._entries[0].largest(x, x)[1]
+        below, across = self._entries[1].largest(1 / rows, x)
+        beside, along = self._entries[2].largest(1 / equations, x)
+        columns = np.maximum(bend, np.maximum(across, along))
+        one, two, three, four = map(torch.from_numpy, (columns, bend, below, beside))
+        return one[None], two[None], three[None], four[None]
+
+    @cached_property
+    def _entries(self) -> tuple[Entries, Entries, Entries]:
+        return Entries.of(self.P), Entries.of(self.G), Entries.of(self.A)
 
     def measured(self, units: Units) -> Thin:
         P, G, A = self._in(units)
@@ -230,9 +290,7 @@ class ThinSystem:
         # a unit diagonal for the rows, whose numbers differ most
         units = (own.rsqrt(), torch.ones_like(below), (-rows).rsqrt())
         self.unit = torch.cat(units).numpy()
-        scale = module().diags(self.unit)
-        matrix = program.bordered + module().diags(diagonal)
-        self.factor = factor((scale @ matrix @ scale).tocsc(), pivot)
+        self.factor = factor(program.frame.within(diagonal, self.unit), pivot)
 
     def steadier(self) -> ThinSystem | None:
         return None if self.pivot else ThinSystem(self.program, self.weight, self.ridge, PIVOT)
@@ -271,9 +329,9 @@ class ThinFace:
         size = np.sqrt(abs(program.P).max()) if program.P.nnz else 1.0
         size = size if size > 0 else 1.0
         self.unit = np.where(np.arange(len(self.kept)) < len(inside), 1 / size, size)
+        entries = Entries.of(matrix)
         for _ in range(PASSES):
-            d = module().diags(self.unit)
-            largest = abs(d @ matrix @ d).max(axis=1).toarray().ravel()
+            largest = entries.largest(self.unit, self.unit)[0]
             self.unit = self.unit / np.sqrt(np.where(largest > 0, largest, 1))
         self.unit = np.exp2(np.round(np.log2(self.unit)))
         d = module().diags(self.unit)
@@ -353,11 +411,3 @@ def _times(matrix: Any, v: Tensor) -> Tensor:
 
 def _diagonal(v: Tensor) -> Any:
     return module().diags(v[0].numpy())
-
-
-def _most(matrix: Any, axis: int) -> Tensor:
-    """The largest entries of columns (axis 0) or rows (axis 1), none of which is negative."""
-    if not all(matrix.shape):
-        return torch.zeros(1, matrix.shape[1 - axis], dtype=torch.float64)
-    found = matrix.max(axis=axis).toarray().ravel()
-    return torch.from_numpy(np.ascontiguousarray(found)).unsqueeze(0)

@@ -41,8 +41,8 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
 def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
     """How large x is in these units, where limits and the minimiser of f agree that it is not one.
 
-    Limits on both sides of one tell nothing, unless half of them are far from it. Without limits
-    other than zero it is the minimiser.
+    Limits on both sides of one tell nothing, unless half of them and the minimiser are far from it.
+    Without limits other than zero it is the minimiser.
     """
     limits = torch.cat(
         (
@@ -66,7 +66,8 @@ def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor
     if not limits.shape[-1]:
         return size
     middle = torch.where(told, limits, torch.nan).nanmedian(-1, keepdim=True).values
-    away = (middle < 1 / FAR) | ((middle > FAR) & (far > FAR))
+    # limits may be what rounding made of zeros: f has to agree
+    away = ((middle < 1 / FAR) & (far < 1 / FAR)) | ((middle > FAR) & (far > FAR))
     return torch.where((size == 1) & away, middle, size)
 
 

@@ -167,15 +167,22 @@ def value_and_gradient(P, q, A, b, x, g):
 
 @summing
 def factor(L, n):
-    """The Cholesky factor of the lower triangle of L, in its place; False if it is singular."""
+    """The Cholesky factor of the lower triangle of L, in its place; False if it is singular.
+
+    Zeros at the beginning of a row stay zeros, and are passed over.
+    """
     eps = np.finfo(np.float64).eps
     for i in range(n):
         whole = L[i, i]
-        j = 0
+        begin = 0
+        while begin < i and L[i, begin] == 0:
+            begin += 1
+        begin -= begin % 4
+        j = begin
         # four columns at a time share what is loaded of row i
         while j + 4 <= i:
             a, b, c, d = L[i, j], L[i, j + 1], L[i, j + 2], L[i, j + 3]
-            for k in range(j):
+            for k in range(begin, j):
                 v = L[i, k]
                 a -= v * L[j, k]
                 b -= v * L[j + 1, k]
@@ -189,12 +196,12 @@ def factor(L, n):
             j += 4
         while j < i:
             a = L[i, j]
-            for k in range(j):
+            for k in range(begin, j):
                 a -= L[i, k] * L[j, k]
             L[i, j] = a / L[j, j]
             j += 1
         pivot = whole
-        for k in range(i):
+        for k in range(begin, i):
             pivot -= L[i, k] * L[i, k]
         if not pivot > SINGULAR * eps * whole:
             return False

@@ -7,6 +7,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, CLOSE, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import (
+    absolute,
     add,
     backward,
     copy,
@@ -18,11 +19,25 @@ from dfwlayer.engines.compiled.kernels.dense import (
 )
 from dfwlayer.engines.compiled.kernels.dual import combined, join, refine
 from dfwlayer.engines.compiled.kernels.numbers import rounded
-from dfwlayer.engines.compiled.kernels.rows import add_row, largest_of, row_and_size
+from dfwlayer.engines.compiled.kernels.rows import add_row, largest, largest_of, row_and_size
 
-__all__ = ["DEPENDS", "HELD", "OPEN", "gap_of", "judge", "polish", "settle", "share"]
+__all__ = [
+    "DEPENDS",
+    "FLAT",
+    "HELD",
+    "IDLE",
+    "OPEN",
+    "counted",
+    "gap_of",
+    "judge",
+    "polish",
+    "settle",
+    "share",
+    "steepness",
+]
 
-OPEN, HELD, DEPENDS = 0, 1, 2  # what a row is: free to join, held, an equation that others imply
+# what a row is: free to join, held, implied by others, or met where others that are met imply it
+OPEN, HELD, DEPENDS, IDLE = range(4)
 FLAT = 256.0  # units of rounding of a slope along which f does not bend
 SAME = 1e-8  # what a combination of unit normals may be off by from being one of them
 APART = 1e-6  # what is left of a unit normal beside others that it does not depend on
@@ -77,9 +92,10 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
 def judge(rows, columns, width, held, count, state, x, blur):
     """Hold the rows as well that are met to rounding; how many are held then, or why it fails.
 
-    That is −LOST if a row is violated, and −DOUBTED if the normals of those that are met depend on
-    each other: then there is more than one set of multipliers. Only rows of G that are the same are
-    told from that, and what holds one of them is shared. ``blur`` is what y may be off by.
+    That is −LOST if a row is violated. Those whose normals depend on others that are met are IDLE:
+    then there is more than one set of multipliers, unless nothing holds x. Only rows of G that are
+    the same are told from that, and what holds one of them is shared. ``blur`` is what y may be off
+    by.
     """
     E, G, which, low, high, lengths = rows
     first, end = len(E), len(E) + len(G)
@@ -98,16 +114,26 @@ def judge(rows, columns, width, held, count, state, x, blur):
                 return -outcome.LOST
             if join(columns, c, 1.0 if above < below else -1.0, held, count):
                 if held.T[count, count] < APART:
-                    return -outcome.DOUBTED
-                count += 1
+                    state[c] = IDLE
+                else:
+                    count += 1
                 continue
             combined(columns, c, held, count)
+            state[c] = DEPENDS
             for i in range(count):
                 part = held.along[i]
                 twin = abs(part - 1) <= SAME and first <= which[held.places[i]] < end
                 if abs(part) > SAME and not (twin and first <= which[c] < end):
-                    return -outcome.DOUBTED
-            state[c] = DEPENDS
+                    state[c] = IDLE
+    return count
+
+
+@kernel
+def counted(state, width, what):
+    """How many rows are that."""
+    count = 0
+    for c in range(width):
+        count += 1 if state[c] == what else 0
     return count
 
 
@@ -119,27 +145,25 @@ def share(rows, columns, width, held, count, state, values):
     sum of (|n_j| v_j)² is least, |n_j| the largest entry, but for bounds.
     """
     n, base, which, lengths = len(held.normal), len(rows.E) + len(rows.G), rows.which, rows.lengths
-    some = 0
-    for c in range(width):
-        some += 1 if state[c] == DEPENDS else 0
-    if some == 0:
+    every = counted(state, width, DEPENDS)
+    if every == 0:
         return
-    parts, index = np.zeros((some, count)), np.empty(some, np.int64)
-    gram, right, weights = np.empty((some, some)), np.empty(some), np.zeros(count)
+    parts, index = np.zeros((every, count)), np.empty(every, np.int64)
+    gram, right, weights = np.empty((every, every)), np.empty(every), np.zeros(count)
     for i in range(count):
         row = which[held.places[i]]
         if row < base:
             weights[i] = largest_of(rows, row, n) ** 2
-    some = 0
+    every = 0
     for c in range(width):
         if state[c] == DEPENDS:
             combined(columns, c, held, count)
             for i in range(count):
                 unit = lengths[c] / lengths[held.places[i]]
-                parts[some, i] = held.along[i] * held.sides[i] * unit
-            index[some] = which[c]
-            some += 1
-    for a in range(some):
+                parts[every, i] = held.along[i] * held.sides[i] * unit
+            index[every] = which[c]
+            every += 1
+    for a in range(every):
         right[a] = 0.0
         for i in range(count):
             right[a] += weights[i] * parts[a, i] * values[which[held.places[i]]]
@@ -147,11 +171,11 @@ def share(rows, columns, width, held, count, state, values):
             gram[a, b] = largest_of(rows, index[a], n) ** 2 if a == b else 0.0
             for i in range(count):
                 gram[a, b] += weights[i] * parts[a, i] * parts[b, i]
-    if not factor(gram, some):
+    if not factor(gram, every):
         return
-    forward(gram, right, some)
-    backward(gram, right, some)
-    for a in range(some):
+    forward(gram, right, every)
+    backward(gram, right, every)
+    for a in range(every):
         values[index[a]] = right[a]
         for i in range(count):
             values[which[held.places[i]]] -= right[a] * parts[a, i]
@@ -159,15 +183,20 @@ def share(rows, columns, width, held, count, state, values):
 
 @kernel
 def settle(rows, width, lower, upper, x, eps):
-    """Round x to its dtype, between bounds; False if a row is off by more than that does to it."""
+    """Round x to its dtype, between bounds; False if a row is off by more than that does to it.
+
+    All entries of x have the rounding of the largest one, also where the terms of a row vanish.
+    """
     E, G, which, low, high, _ = rows
     base = len(E) + len(G)
     for i in range(len(x)):
         x[i] = min(max(rounded(x[i], eps), lower[i]), upper[i])
+    farthest = largest(x, len(x))
     for c in range(width):
         if which[c] >= base:
             break
         value, size = row_and_size(rows, which[c], x)
+        size = max(size, farthest * largest_of(rows, which[c], len(x)))
         over, under = value - high[c], low[c] - value
         most = (CLOSE if eps == SINGLE else 2 * CLOSE) * eps
         if over > most * (size + abs(high[c])) or under > most * (size + abs(low[c])):
@@ -176,18 +205,30 @@ def settle(rows, width, lower, upper, x, eps):
 
 
 @kernel
-def gap_of(rows, width, lower, upper, L, bends, multipliers, x, g, z):
+def steepness(P, q, size):
+    """The largest sum of the terms of an entry of ∇f, for x with entries of that size."""
+    steep = 0.0
+    for i in range(len(q)):
+        bend = 1.0 if len(P) == 0 else absolute(P[i], len(q))
+        steep = max(steep, size * bend + abs(q[i]))
+    return steep
+
+
+@kernel
+def gap_of(rows, width, lower, upper, L, bends, multipliers, x, g, steep, z):
     """A bound of f(x) − f* by Lagrangian duality, valid for any multipliers.
 
     f(x) − f(s) = ⟨∇f, x − s⟩ − ½ (x − s)ᵀP(x − s), and with r = ∇f + Σ λ_j n_j that is at most
     Σ λ_j (c_j − ⟨n_j, x⟩) + ⟨r, x − s⟩ − … for every s in the set. An r_i that points from a bound
     at which x_i is makes nothing of it. All others make no more than ½ rᵀP⁻¹r. Where P is singular
-    they make what there is to the bound; without a bound they have to be zero to rounding.
+    they make what there is to the bound; without a bound they have to be zero to rounding, that of
+    the terms of ∇f (``steep``, see `steepness`) or of a force, and count for points as large as x.
     """
     E, G, which, _, high, _ = rows
     n, base = len(x), len(E) + len(G)
     copy(g, z)
-    gap = terms = largest = 0.0
+    gap = terms = 0.0
+    heaviest, farthest = steep, largest(x, n)
     for c in range(width):
         row = which[c]
         if row >= base:
@@ -197,20 +238,21 @@ def gap_of(rows, width, lower, upper, L, bends, multipliers, x, g, z):
             value, size = row_and_size(rows, row, x)
             gap += abs(force * (high[c] - value))
             terms += abs(force) * size
-            largest = max(largest, abs(force) * largest_of(rows, row, n))
+            heaviest = max(heaviest, abs(force) * largest_of(rows, row, n))
             add_row(rows, row, force, z)
     for i in range(n):
         terms += abs(g[i] * x[i])
         if (z[i] > 0 and x[i] == lower[i]) or (z[i] < 0 and x[i] == upper[i]):
             z[i] = 0.0
-        largest = max(largest, abs(g[i]))
     if not bends:
         for i in range(n):
             way = x[i] - (lower[i] if z[i] > 0 else upper[i])
             if abs(way) < np.inf:
                 gap += z[i] * way
-            elif abs(z[i]) > FLAT * DOUBLE * largest:
+            elif abs(z[i]) > FLAT * DOUBLE * heaviest:
                 return np.inf
+            else:
+                gap += abs(z[i]) * farthest
             z[i] = 0.0
     if len(L) > 0:
         forward(L, z, n)

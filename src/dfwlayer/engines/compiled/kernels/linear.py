@@ -30,17 +30,23 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.dual import climb, hold, join, prepared, refine
+from dfwlayer.engines.compiled.kernels.flat import stay
 from dfwlayer.engines.compiled.kernels.judged import (
     DEPENDS,
+    FLAT,
     HELD,
+    IDLE,
     OPEN,
+    counted,
     gap_of,
     judge,
     polish,
     settle,
     share,
+    steepness,
 )
 from dfwlayer.engines.compiled.kernels.metric import (
+    FAINT,
     PLAIN,
     RIDGE,
     SMALL,
@@ -108,9 +114,13 @@ def _approach(
 
 @kernel
 def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept, x, start, y):
-    """Hold the same rows in the metric of P + σNᵀN; False if f does not bend up on them."""
-    if not stiffened(P, rows, width, state, L):
-        return False
+    """Hold the same rows in the metric of P + σNᵀN; 0 if they depend on each other there.
+
+    Where f is flat along them, a faint ridge stays, and 2 is returned instead of 1.
+    """
+    bent = stiffened(P, rows, width, state, 0.0, L)
+    if not bent and not stiffened(P, rows, width, state, FAINT, L):
+        return 0
     for i in range(count):
         c = held.places[i]
         kept[c] = held.forces[i] / rows.lengths[c]
@@ -118,13 +128,13 @@ def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept
     for i in range(count):
         c = held.places[i]
         if not join(columns, c, held.sides[i], held, i + NOTHING):
-            return False
+            return 0
         held.forces[i] = kept[c] * rows.lengths[c]
     free_minimiser(P, q, rows, width, PLAIN, L, x, start)
     fill(0.0, y)
     for i in range(len(x)):
         add(y, x[i], L[i], i + 1)
-    return True
+    return 1 if bent else 2
 
 
 def _on_disk(stamp):
@@ -197,10 +207,13 @@ def _on_disk(stamp):
             if taken < 0:
                 codes[0, b] = -taken
                 continue
-            if kind == RIDGE and not _change_metric(
-                own_P, own_q, rows, base, width, columns, L, held, count,
-                state, level, point, start, y,
-            ):  # fmt: skip
+            bent = 1
+            if kind == RIDGE:
+                bent = _change_metric(
+                    own_P, own_q, rows, base, width, columns, L, held, count,
+                    state, level, point, start, y,
+                )  # fmt: skip
+            if bent == 0:
                 codes[0, b] = outcome.LOST
                 continue
             own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
@@ -228,13 +241,15 @@ def _on_disk(stamp):
             for i in range(count):
                 strongest = max(strongest, abs(held.forces[i]))
             rough = CLEAR * (shaken + DOUBLE * (size + strongest))
+            shared = strongest > rough and counted(state, width, IDLE) > 0
+            # neither x nor its multipliers are unique
+            if bent == 2 and (shared or counted(state, width, DEPENDS) > 0):
+                codes[0, b] = outcome.DOUBTED
+                continue
             for i in range(count):
                 force, c = held.forces[i], held.places[i]
                 if i >= firm and not force > rough:  # met, but x is not held by it
-                    if force < -rough:
-                        code = outcome.LOST
-                    elif kind == RIDGE:
-                        code = outcome.DOUBTED
+                    code = outcome.LOST if force < -rough else code
                     continue
                 found[which[c]] = held.sides[i] * force / lengths[c]
             if code != outcome.SOLVED:
@@ -242,23 +257,32 @@ def _on_disk(stamp):
                 continue
             share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            gap = gap_of(rows, width, lower, upper, L, kind != RIDGE, found, point, g, z)
-            if not proven(total, gap, tol, eps):
+            farthest = largest(point, n)
+            steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
+            gap = gap_of(rows, width, lower, upper, L, bends, found, point, g, steep, z)
+            # f* may be zero: then what rounding makes of f at points of this size
+            rounding = FLAT * DOUBLE * farthest * steep
+            if not proven(total, gap, tol, eps) and not gap <= rounding:
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = outcome.SOLVED, taken
+            codes[0, b] = outcome.SHARED if shared else outcome.SOLVED
+            codes[1, b] = taken
 
     @entry
     def adjoint(
         first, end, P, E, G, lowers, uppers, eps, codes, multipliers, v, u, nu,
     ):  # fmt: skip
-        """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x."""
+        """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for the rows that hold x.
+
+        Where f is flat along them, u is that of least norm of those that are off by least.
+        """
         _ = stamp
         n, total_rows = v.shape[1], multipliers.shape[1]
         k, ties = E.shape[1], E.shape[1] + G.shape[1]
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
+        plain = np.empty((0, 0))
         held, columns = prepared(n), np.empty((n, total_rows))
         z, lengths = np.empty(n), np.empty(total_rows)
         which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
@@ -276,21 +300,27 @@ def _on_disk(stamp):
             width = base = NOTHING
             for row in range(total_rows):
                 fixed = row >= ties and lower[row - ties] == upper[row - ties]
-                if row < k or fixed or multipliers[b, row] != 0:
+                tied = row < k and largest(own_E[row], n) > 0  # rows of zeros carry nothing
+                if tied or fixed or multipliers[b, row] != 0:
                     which[width], state[width] = row, HELD
                     width += 1
                     base += 1 if row < ties else 0
             rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
             if not (kind == PLAIN and len(P) == 1):
                 kind = metric(own_P, rows, width, state, L) if dense else PLAIN
-            if kind == 0:
-                continue
-            reduced(L, rows, base, width, columns)
+            reduced(L if kind > 0 else plain, rows, base, width, columns)
             count = NOTHING
             for turn in range(2):  # as in the search, so that the same equations depend on others
                 for c in range(base if turn == 0 else 0, width if turn == 0 else base):
                     state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
                     count += 1 if state[c] == HELD else 0
+            if kind == 0:
+                stay(own_P, held, count, v[b], out, z)
+                for i in range(count):
+                    c = held.places[i]
+                    nu[b, which[c]] = held.along[i] / lengths[c]
+                share(rows, columns, width, held, count, state, nu[b])
+                continue
             for _ in range(2):  # the second time for the rounding of the first
                 product(own_P, out, z)
                 for i in range(n):

@@ -19,6 +19,7 @@ from dfwlayer.engines.compiled.kernels.judged import HELD
 from dfwlayer.engines.compiled.kernels.rows import add_row
 
 __all__ = [
+    "FAINT",
     "PLAIN",
     "RIDGE",
     "SMALL",
@@ -33,6 +34,7 @@ __all__ = [
 
 PLAIN, STIFF, RIDGE = 1, 2, 3  # L is the factor of P, of P + σNᵀN, of P + ρ1
 SMALL = 1e-6  # ρ against the largest entry of P
+FAINT = 1e-11  # the same where f is flat along the rows that hold a solution
 
 
 @kernel
@@ -78,11 +80,13 @@ def _lower_part(P, L):
 
 
 @kernel
-def stiffened(P, rows, width, state, L):
-    """L of P + σNᵀN with the rows that are held; False if that is singular."""
+def stiffened(P, rows, width, state, ridge, L):
+    """L of P + σNᵀN + ρ1 with the rows that are held; False if that is singular."""
     n, k, m = len(P), len(rows.E), len(rows.G)
     stiff = _steepest(P)
     _lower_part(P, L)
+    for i in range(n):
+        L[i, i] += ridge * stiff
     for c in range(width):
         row = rows.which[c]
         if state[c] != HELD:
@@ -104,7 +108,7 @@ def metric(P, rows, width, state, L):
     _lower_part(P, L)
     if factor(L, len(P)):
         return PLAIN
-    return STIFF if stiffened(P, rows, width, state, L) else 0
+    return STIFF if stiffened(P, rows, width, state, 0.0, L) else 0
 
 
 @kernel

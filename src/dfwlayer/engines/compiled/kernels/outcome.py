@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DOUBTED", "LOST", "SOLVED", "UNFIT", "UNPROVEN", "UNSETTLED"]
+__all__ = ["DOUBTED", "LOST", "SHARED", "SOLVED", "UNFIT", "UNPROVEN", "UNSETTLED"]
 
 SOLVED = 0
 UNFIT = 1  # its numbers are not for compiled code
@@ -10,3 +10,4 @@ LOST = 2  # no face was found to be that of the solution
 DOUBTED = 3  # whether it is was a matter of rounding
 UNSETTLED = 4  # x could not be made feasible by a nudge
 UNPROVEN = 5  # the gap is too large
+SHARED = 6  # it is solved, but there is more than one set of multipliers, and of derivatives
