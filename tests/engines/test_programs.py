@@ -52,7 +52,7 @@ def agrees(given, device, dtype, terms=1):
 
 
 # what is left to others: other p, sets around a centre, products, boxes that lack bounds
-OTHERS = ("l1.3", "l3", "l4", "around", "product", "bounds")
+OTHERS = ("l1.3", "l3", "l4", "around", "product", "bounds", "ellipsoid")
 # the interpreter takes its time, so there objectives are crossed with one set only
 CROSSED = [
     pytest.param(constraint, objective, device.values[0], marks=device.marks)

@@ -204,8 +204,7 @@ class Judge:
     def _arrives(self) -> bool:
         """Whether the method is promised to get there within the default number of steps."""
         q = self.problem
-        exact = ("auto", "projected-newton")
-        return q.method in exact
+        return q.method in ("auto", "projected-newton") and "max_steps" not in q.options
 
     def _own_gap(self, x: Array) -> tuple[Array, Array]:
         """max over the set of ⟨g, x − s⟩, and the rounding of its terms in the dtype."""
