@@ -18,7 +18,15 @@ from dfwlayer.ops.kept import Kept
 from dfwlayer.ops.tensors import tensors_in
 
 F32, F64 = torch.float32, torch.float64
-BENT = ("l2", "l1.3", "l3", "l4", "around", "shifted")  # parts of the names of other sets
+BENT = (
+    "l2",
+    "l1.3",
+    "l3",
+    "l4",
+    "around",
+    "shifted",
+    "ellipsoid",
+)  # parts of the names of other sets
 FLAT = [name for name in SETS if not any(part in name for part in BENT)]
 LIMITS = 1e-10, 1000
 BODIES = {  # of a radius and weights

@@ -12,6 +12,7 @@ MODULES = [
     "dfwlayer.deploy",
     "dfwlayer.graphs",
     "dfwlayer.sb3",
+    "dfwlayer.integrations.batches",
     "dfwlayer.integrations.cvxpy",
     "dfwlayer.integrations.jax",
     "dfwlayer.integrations.numpy",
@@ -42,7 +43,7 @@ def shown(module):
 def test_every_integration_is_looked_at():
     folder = ROOT / "src/dfwlayer/integrations"
     parts = {path.stem for path in folder.iterdir() if not path.stem.startswith("_")}
-    inner = {"actor_gradients", "descriptions"}  # reached through sb3, jax and numpy
+    inner = {"actor_gradients", "descriptions", "tables"}  # reached through the others
     assert parts - inner == {name.rpartition(".")[2] for name in MODULES[3:]}
 
 

@@ -25,7 +25,7 @@ from dfwlayer.integrations.descriptions import NAMES, Described, described, mirr
 from dfwlayer.ops.matrices import csr
 from dfwlayer.solution import Status
 
-__all__ = ["Solution", "Status", "described", "precision", "solve", "tensor_of"]
+__all__ = ["Solution", "Status", "described", "solve", "tensor_of"]
 
 
 class Solution(NamedTuple):

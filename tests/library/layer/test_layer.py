@@ -54,7 +54,7 @@ def test_signature_of_solve_and_the_rest():
         assert solve[name] == ("KEYWORD_ONLY", default)
     assert list(parameters(dfw.Quadratic)) == ["P", "q"]
     squares = [k for k in parameters(dfw.LeastSquares) if not k.startswith("_")]
-    assert squares == ["A", "b"]
+    assert squares == ["A", "b", "group"]
     smooth = parameters(dfw.Smooth)
     assert smooth["params"][0] == "VAR_POSITIONAL"
     assert smooth["shape"][0] == "KEYWORD_ONLY"

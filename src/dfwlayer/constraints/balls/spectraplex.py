@@ -105,9 +105,12 @@ class Spectraplex(Constraint):
 
     def _traced(self, square: Tensor) -> Tensor:  # (..., n, n)
         """A multiple of trace t, of a matrix that has it to rounding."""
-        t = tensor_of(self.trace).detach().double()
+        t = tensor_of(self.trace).detach()
+        eps = torch.finfo(t.dtype).eps
+        t = t.double()
         trace = square.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return square * torch.where(trace > 0, t / or_one(trace), 1)[..., None, None]
+        off = (trace > 0) & ((trace - t).abs() > 2 * eps * t)
+        return square * torch.where(off, t / or_one(trace), 1)[..., None, None]
 
     def violation(self, x: Tensor) -> Tensor:
         """The largest of −λ_min, |tr X − t| and |X_ij − X_ji|."""

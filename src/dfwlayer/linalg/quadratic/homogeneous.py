@@ -31,7 +31,7 @@ ROUGH = 1e-2  # the same for a start, which need not solve anything
 CLOSE = 1e-5  # residuals below which no progress is rounding
 TOLD = 0.5  # of μ: a step that makes it smaller than this tells which slacks go to zero
 PATIENCE = 4  # steps without progress
-IDLE = 3  # such steps after which corrections are taken for a cycle
+IDLE = 5  # such steps after which corrections are taken for a cycle
 CENTRED = 0.3  # of μ, what the products are to be after a step that is to end one
 
 
@@ -98,7 +98,8 @@ def interior(program: Program | Thin, most: int = STEPS) -> Interior:
         done = done | (least <= ENOUGH) | empty | endless | (stuck >= PATIENCE)
         if step == most or bool(done.all()):
             break
-        by, length = rows.step(at, state, (idle >= IDLE).unsqueeze(-1))
+        cycles = (idle >= IDLE).unsqueeze(-1) & (at.tau > at.kappa)  # else there may be no solution
+        by, length = rows.step(at, state, cycles)
         length = torch.where(done.unsqueeze(-1), 0, length)
         stuck = stuck + (length.squeeze(-1) < LEAST)
         at = at.moved(by, length).chosen(~done.unsqueeze(-1), at)
