@@ -113,8 +113,8 @@ def test_terms_that_cancel_are_told_by_the_largest_entry():
     assert torch.isfinite(torch.autograd.grad(sol.x.sum(), q)[0]).all()
 
 
-def test_rows_that_depend_on_each_other_where_no_gradient_is_asked_for():
-    """Five rows through a point of the plane: many sets of multipliers, and one x."""
+def test_rows_that_depend_on_each_other_where_no_gradient_in_them_is_asked_for():
+    """Five rows through a point of the plane: many sets of multipliers, and one x, which stays."""
     P, q = torch.eye(2, dtype=F64), torch.tensor([-9.0, -8.0], dtype=F64)
     angles = torch.linspace(0.1, 1.4, 5, dtype=F64)
     G = torch.stack((angles.cos(), angles.sin()), -1)
@@ -123,6 +123,52 @@ def test_rows_that_depend_on_each_other_where_no_gradient_is_asked_for():
     assert sol.status == dfw.Status.CONVERGED
     close(sol.x, at, 1e-14)
     objective, constraint = problem(P, leaf(q), G=G, h=G @ at)
+    moved = torch.autograd.grad(solved(objective, constraint).x.sum(), q)[0]
+    assert float(moved.abs().max()) < 1e-15
+    objective, constraint = problem(P, q, G=G, h=leaf(G @ at))
     assert attempted(objective, constraint) is None
     with torch.no_grad():
         close(solved(objective, constraint).x, at, 1e-14)
+
+
+def network(side):
+    """Flows of one unit across a grid, x ≥ 0: where nothing flows, more rows are met than hold."""
+    nodes = [(i, j) for i in range(side) for j in range(side)]
+    edges = [(a, b) for a in nodes for b in nodes if (b[0] - a[0], b[1] - a[1]) in ((0, 1), (1, 0))]
+    A = torch.zeros(len(nodes) - 1, len(edges), dtype=F64)
+    for k, (a, b) in enumerate(edges):
+        for node, sign in ((a, 1.0), (b, -1.0)):
+            if node != nodes[-1]:
+                A[nodes.index(node), k] = sign
+    total = torch.zeros(len(A), dtype=F64)
+    total[0] = 1.0
+    return A, total
+
+
+@pytest.mark.parametrize("data", ["projection", "quadratic", "least squares"])
+def test_many_multipliers_and_one_derivative_in_the_data_of_f(data):
+    """Whichever of them hold x leave it the same directions, so f's data have one derivative."""
+    A, total = network(4)
+    n = A.shape[-1]
+    gen = torch.Generator().manual_seed(3)
+    q = leaf(torch.randn(24, n, dtype=F64, generator=gen))
+    root = leaf(torch.randn(n, n, dtype=F64, generator=gen) + 3 * torch.eye(n, dtype=F64))
+    objective = {
+        "projection": lambda: dfw.Quadratic(None, q),
+        "quadratic": lambda: dfw.Quadratic(root.mT @ root, q),
+        "least squares": lambda: dfw.LeastSquares(root, q),
+    }[data]()
+    body = dfw.Polyhedron(A=A, b=total, lower=0.0)
+    found = attempted(objective, body, tol=1e-9)
+    assert found is not None
+    assert found.left is None or found.left.sum() <= 2  # where a multiplier is zero
+    sol, gradients = answers(objective, body)
+    with compiled.using(False):
+        expected, right = answers(objective, body)
+    close(sol.x, expected.x, 1e-12)
+    for own, other in zip(gradients, right, strict=True):
+        close(own, other, 1e-9)
+    # derivatives in the rows depend on which multipliers those are
+    asked = dfw.Polyhedron(A=A, b=leaf(total.clone()), lower=0.0)
+    rest = attempted(objective, asked, tol=1e-9)
+    assert rest is None or rest.left.any()

@@ -26,7 +26,7 @@ class Layout(Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What a gradient may be asked for, None for numbers."""
+        """What a gradient may be asked for, None for numbers; the two of f come first."""
 
     def fresh(self, found: Any) -> Tensor:
         """The solution in memory of its own, as a user may change it."""
@@ -57,11 +57,9 @@ class _Solved(NamedTuple):
     versions: list[int]
 
 
-def asks(layout: Layout) -> bool:
-    """Whether a gradient may be asked for."""
-    return torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in layout.tensors
-    )
+def asks(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a gradient in one of them may be asked for."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def carrying(

@@ -101,7 +101,7 @@ class Budgets:
             gap = np.maximum(own.values[1] + value - there, 0.0) + ROUNDING * DOUBLE * terms
             settled = some._settled(x, eps)
             proven = gap <= tol * np.maximum(np.abs(value), 1e-300)
-        known = np.isin(own.codes[0], (outcome.SOLVED, outcome.SHARED))
+        known = np.isin(own.codes[0], (outcome.SOLVED, outcome.SHARED, outcome.TIED))
         codes = np.where(known, outcome.DOUBTED, own.codes[0])
         codes[solved & ~settled] = outcome.UNSETTLED
         codes[solved & settled] = np.where(proven, outcome.SOLVED, outcome.UNPROVEN)[

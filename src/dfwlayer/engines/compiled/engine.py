@@ -10,7 +10,7 @@ from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import asks, carrying
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
-from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED
+from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED, TIED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.methods.base import Settings
@@ -46,8 +46,10 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     if found is None:
         return None
     codes, left = found.codes, None
-    if SHARED in codes[0] and not asks(layout):  # which multipliers hold x is of no interest
-        codes[0, codes[0] == SHARED] = SOLVED
+    # which multipliers hold x is of no interest, or not to the data of f, which come first
+    for code, first in ((SHARED, 0), (TIED, 2)):
+        if code in codes[0] and not asks(layout.tensors[first:]):
+            codes[0, codes[0] == code] = SOLVED
     if layout.batch is None:
         if codes[0, 0] != SOLVED:
             return None

@@ -107,7 +107,8 @@ class Ovals:
             going = going[sound & ~over]
         out.codes[0, going] = np.where(out.codes[0, going] == 0, outcome.LOST, out.codes[0, going])
         out.x[:] = x
-        out.codes[0, out.codes[0] == outcome.SHARED] = outcome.DOUBTED
+        several = np.isin(out.codes[0], (outcome.SHARED, outcome.TIED))
+        out.codes[0, several] = outcome.DOUBTED
         self._judge((P, q, *objective[2:]), out, mu, limits[1])
         return out
 

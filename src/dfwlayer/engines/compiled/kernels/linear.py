@@ -246,10 +246,12 @@ def _on_disk(stamp):
             if bent == 2 and (shared or counted(state, width, DEPENDS) > 0):
                 codes[0, b] = outcome.DOUBTED
                 continue
+            strict = True
             for i in range(count):
                 force, c = held.forces[i], held.places[i]
                 if i >= firm and not force > rough:  # met, but x is not held by it
                     code = outcome.LOST if force < -rough else code
+                    strict = False
                     continue
                 found[which[c]] = held.sides[i] * force / lengths[c]
             if code != outcome.SOLVED:
@@ -266,7 +268,8 @@ def _on_disk(stamp):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            codes[0, b] = outcome.SHARED if shared else outcome.SOLVED
+            # normals of further rows are sums of those that hold x: these leave the same directions
+            codes[0, b] = (outcome.TIED if strict else outcome.SHARED) if shared else code
             codes[1, b] = taken
 
     @entry
