@@ -26,7 +26,7 @@ from dfwlayer_bench.bench.small.problems import (
 from dfwlayer_bench.bench.small.problems import (
     rows_of as rows_of_small,
 )
-from dfwlayer_bench.bench.small.report import rows_of
+from dfwlayer_bench.bench.small.report import TABLES
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS, SmallSystem
 from dfwlayer_bench.bench.turns import Passes
@@ -278,7 +278,7 @@ def test_rows_compare_medians_with_the_same_pass_of_ours():
             "box", 2, 5, system=system, status="ok", forward_seconds=forward, both_seconds=both
         )
 
-    found = rows_of(
+    found = TABLES.rows(
         [
             cell("dfwlayer", [1.0, 1.0, 9.0], [2.0, 2.0, 9.0]),
             cell("qpax", [3.0], [4.0, 8.0, 6.0]),

@@ -17,13 +17,19 @@ from dfwlayer_bench.report.terminal import PLAIN, output
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["OURS", "Tables", "ratio_of", "reasons_of", "settings_of_systems"]
+__all__ = ["BOTH", "ERROR", "FORWARD", "GRADIENT_ERROR", "OURS", "RATIO", "STATUS", "SYSTEM"]
+__all__ += ["VIOLATION", "Column", "Tables", "ratio_of", "reasons_of", "row_of"]
+__all__ += ["settings_of_systems"]
 
 OURS = "dfwlayer"
 
 
 class Row(Protocol):
-    """One system on one problem, a dataclass."""
+    """One system on one problem, a dataclass.
+
+    Its fields are those of the cell by their names; ``label`` is the system's, ``calls`` their
+    number, and times are medians over these.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -34,6 +40,24 @@ class Row(Protocol):
     @property
     def status(self) -> str:
         """As of `bench.store.Cell`."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands in a column of a table, and above it."""
+
+    title: str
+    text: Callable[[Any], str]  # of a row
+
+
+SYSTEM = Column("system", lambda row: str(row.label))
+FORWARD = Column("forward", lambda row: text.time(row.forward_seconds))
+BOTH = Column("forward + backward", lambda row: text.time(row.both_seconds))
+RATIO = Column("× dfwlayer", lambda row: text.times(row.ratio))
+ERROR = Column("error of x", lambda row: text.small(row.error))
+GRADIENT_ERROR = Column("gradient error", lambda row: text.small(row.gradient_error))
+VIOLATION = Column("violation", lambda row: text.small(row.violation))
+STATUS = Column("status", lambda row: text.status(row.status, row.detail))
 
 
 class Ended(Protocol):
@@ -56,13 +80,28 @@ class Tables(Generic[Own, OwnRow]):
     cell: type[Own]
     row: type[OwnRow]
     systems: Mapping[str, TimedSystem[Any]]
-    header: tuple[str, ...]
+    columns: tuple[Column, ...]
     width: int  # columns of the terminal that a table needs
-    rows: Callable[[Sequence[Own]], list[OwnRow]]  # of cells, those never begun left out
-    problem: Callable[[OwnRow], str]  # rows with the same one are a table
-    title: Callable[[OwnRow], str]  # of a table, by its first row
-    texts: Callable[[OwnRow], tuple[str, ...]]  # what stands below the header
+    title: Callable[[OwnRow], str]  # rows with the same one are a table
     draw: Callable[[Path, Sequence[OwnRow]], None] | None = None  # figures
+
+    @property
+    def header(self) -> list[str]:
+        """What stands above the columns."""
+        return [column.title for column in self.columns]
+
+    def texts(self, row: OwnRow) -> list[str]:
+        """What stands in them."""
+        return [column.text(row) for column in self.columns]
+
+    def rows(self, cells: Sequence[Own]) -> list[OwnRow]:
+        """One for each cell that was begun."""
+        ours = {cell.given: cell for cell in cells if cell.system == OURS}
+        return [
+            row_of(self.row, cell, self.systems, ratio=ratio_of(cell, ours.get(cell.given)))
+            for cell in cells
+            if cell.status != "pending"
+        ]
 
     def finish(self, out: Path, cells: Sequence[Own], about: dict[str, Any]) -> None:
         """Tables on standard output, files in the folder."""
@@ -91,8 +130,8 @@ class Tables(Generic[Own, OwnRow]):
         """The rows by problem, each group with its title."""
         groups: dict[str, list[OwnRow]] = {}
         for row in rows:
-            groups.setdefault(self.problem(row), []).append(row)
-        return [(self.title(group[0]), group) for group in groups.values()]
+            groups.setdefault(self.title(row), []).append(row)
+        return list(groups.items())
 
     def table(self, rows: Sequence[OwnRow], title: str) -> Table:
         """The rows of one problem, for the terminal."""
@@ -127,6 +166,21 @@ def reasons_of(cells: Iterable[Ended]) -> list[str]:
         if cell.status in ("missing", "failed", "time limit")
     ]
     return list(dict.fromkeys(lines))
+
+
+def row_of(
+    kind: type[OwnRow], cell: TimedCell, systems: Mapping[str, Any], **derived: object
+) -> OwnRow:
+    """The row of a cell, with what was derived from others."""
+    known = {
+        "label": systems[cell.system].label,
+        "calls": len(cell.forward_seconds),
+        "forward_seconds": median(cell.forward_seconds),
+        "both_seconds": median(cell.both_seconds),
+        **derived,
+    }
+    names = kind.__dataclass_fields__
+    return kind(**{name: known[name] if name in known else getattr(cell, name) for name in names})
 
 
 def ratio_of(cell: TimedCell, ours: TimedCell | None) -> float | None:

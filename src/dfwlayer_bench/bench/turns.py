@@ -17,6 +17,7 @@ from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems.base import Packaged, Passes, timed
 
 __all__ = [
+    "NamedCell",
     "NamedPlan",
     "Passes",
     "TimedCell",
@@ -103,13 +104,29 @@ class TimedCell(ABC):
 
     @property
     @abstractmethod
-    def where(self) -> str:
-        """Its name for people."""
+    def given(self) -> str:
+        """The name of its problem."""
 
     @property
-    @abstractmethod
+    def where(self) -> str:
+        """Its name for people."""
+        return f"{self.given}: {self.system}"
+
+    @property
     def key(self) -> str:
         """Its name on disk."""
+        return f"{self.given}-{self.system}".replace(" ", "-").replace("×", "x")
+
+
+@dataclass
+class NamedCell(TimedCell):
+    """One system on a problem that is known by a name alone."""
+
+    problem: str
+
+    @property
+    def given(self) -> str:
+        return self.problem
 
 
 Own = TypeVar("Own", bound=TimedCell)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dfwlayer_bench.bench.lasso.run import LassoCell
 from dfwlayer_bench.bench.lasso.systems import SYSTEMS
-from dfwlayer_bench.bench.report import median
-from dfwlayer_bench.bench.tables import OURS, Tables
+from dfwlayer_bench.bench.tables import BOTH, FORWARD, RATIO, STATUS, SYSTEM, Column, Tables
 from dfwlayer_bench.report import text
 
-__all__ = ["TABLES", "LassoRow", "rows_of"]
-
-HEADER = (
-    "system",
-    "forward",
-    "forward + backward",
-    "× dfwlayer",
-    "relative gap",
-    "non-zeros",
-    "status",
-)
+__all__ = ["TABLES", "LassoRow"]
 
 
 @dataclass(frozen=True)
@@ -39,35 +27,9 @@ class LassoRow:
     calls: int
     forward_seconds: float | None
     both_seconds: float | None
-    ratio: float | None  # of the forward pass to dfwlayer's
+    ratio: float | None  # see `ratio_of`
     gap: float | None
     nonzeros: int | None
-
-
-def rows_of(cells: Sequence[LassoCell]) -> list[LassoRow]:
-    """One row for each cell that was begun."""
-    ours = {cell.problem: median(cell.forward_seconds) for cell in cells if cell.system == OURS}
-    return [_row(cell, ours.get(cell.problem)) for cell in cells if cell.status != "pending"]
-
-
-def _row(cell: LassoCell, base: float | None) -> LassoRow:
-    forward = median(cell.forward_seconds)
-    return LassoRow(
-        problem=cell.problem,
-        system=cell.system,
-        label=SYSTEMS[cell.system].label,
-        status=cell.status,
-        detail=cell.detail,
-        rows=cell.rows,
-        columns=cell.columns,
-        radii=cell.radii,
-        calls=len(cell.forward_seconds),
-        forward_seconds=forward,
-        both_seconds=median(cell.both_seconds),
-        ratio=None if forward is None or base is None else forward / base,
-        gap=cell.gap,
-        nonzeros=cell.nonzeros,
-    )
 
 
 def _title(row: LassoRow) -> str:
@@ -77,27 +39,17 @@ def _title(row: LassoRow) -> str:
     return f"{row.problem}, {row.rows}×{row.columns}{radii}"
 
 
-def _texts(row: LassoRow) -> tuple[str, ...]:
-    return (
-        row.label,
-        text.time(row.forward_seconds),
-        text.time(row.both_seconds),
-        text.times(row.ratio),
-        text.small(row.gap),
-        text.NOTHING if row.nonzeros is None else str(row.nonzeros),
-        text.status(row.status, row.detail),
-    )
-
+GAP = Column("relative gap", lambda row: text.small(row.gap))
+NONZEROS = Column(
+    "non-zeros", lambda row: text.NOTHING if row.nonzeros is None else str(row.nonzeros)
+)
 
 TABLES = Tables(
     name="lasso",
     cell=LassoCell,
     row=LassoRow,
     systems=SYSTEMS,
-    header=HEADER,
+    columns=(SYSTEM, FORWARD, BOTH, RATIO, GAP, NONZEROS, STATUS),
     width=120,
-    rows=rows_of,
-    problem=lambda row: row.problem,
     title=_title,
-    texts=_texts,
 )

@@ -10,30 +10,21 @@ from torch import Tensor
 
 from dfwlayer_bench.bench.lasso.problems import Penalised, make, penalised
 from dfwlayer_bench.bench.lasso.systems import SYSTEMS
-from dfwlayer_bench.bench.turns import Passes, TimedCell, no_problem, prepared
+from dfwlayer_bench.bench.turns import NamedCell, Passes, no_problem, prepared
 from dfwlayer_bench.systems.base import absent
 
 __all__ = ["LassoCell", "ready"]
 
 
 @dataclass
-class LassoCell(TimedCell):
+class LassoCell(NamedCell):
     """One system on one problem."""
 
-    problem: str
     rows: int | None = None
     columns: int | None = None
     radii: int | None = None
     nonzeros: int | None = None  # the most at a radius
     gap: float | None = None  # see `Penalised.gap`
-
-    @property
-    def where(self) -> str:
-        return f"{self.problem}: {self.system}"
-
-    @property
-    def key(self) -> str:
-        return f"{self.problem}-{self.system}"
 
 
 def ready(seed: int, first: LassoCell) -> Callable[[LassoCell], Passes | None]:

@@ -10,17 +10,16 @@ from torch import Tensor
 from dfwlayer_bench.bench.layers.problems import Posed, Reference, make, reference_of
 from dfwlayer_bench.bench.layers.systems import SYSTEMS
 from dfwlayer_bench.bench.small.problems import largest_error
-from dfwlayer_bench.bench.turns import Passes, TimedCell, no_problem, prepared
+from dfwlayer_bench.bench.turns import NamedCell, Passes, no_problem, prepared
 from dfwlayer_bench.systems.base import absent
 
 __all__ = ["LayerCell", "ready"]
 
 
 @dataclass
-class LayerCell(TimedCell):
+class LayerCell(NamedCell):
     """One system on one problem."""
 
-    problem: str
     count: int | None = None
     n: int | None = None
     error: float | None = None  # the largest of x, see `largest_error`
@@ -28,14 +27,6 @@ class LayerCell(TimedCell):
     violation: float | None = None  # of a row
     excess: float | None = None  # the largest f(x) − f*, against max(1, |f*|)
     residual: float | None = None  # of the reference
-
-    @property
-    def where(self) -> str:
-        return f"{self.problem}: {self.system}"
-
-    @property
-    def key(self) -> str:
-        return f"{self.problem}-{self.system}"
 
 
 def ready(seed: int, first: LayerCell) -> Callable[[LayerCell], Passes | None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dfwlayer_bench.bench.qp.run import QpCell
 from dfwlayer_bench.bench.qp.systems import SYSTEMS
 from dfwlayer_bench.bench.report import median
-from dfwlayer_bench.bench.tables import settings_of_systems
+from dfwlayer_bench.bench.tables import OURS, row_of, settings_of_systems
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
 from dfwlayer_bench.report.machine import machine_text
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["QpRow", "Summary", "rows_of", "settings_of", "shifted_mean", "summaries", "tables_of"]
 __all__ += ["write_files"]
 
-OURS = "dfwlayer"
 GAP, RESIDUAL = 1e-6, 1e-9  # up to which a problem is solved
 SHIFTS = 10.0, 0.01  # seconds; the first one as in the benchmark of qpsolvers
 HEADER = ("problem", "system", "time", "relative gap", "residual", "answer", "status")
@@ -74,22 +73,7 @@ def _row(cell: QpCell, bound: float | None) -> QpRow:
     gap = None
     if cell.value is not None and bound is not None:
         gap = (cell.value - bound) / max(1.0, abs(cell.value))
-    return QpRow(
-        problem=cell.problem,
-        system=cell.system,
-        label=SYSTEMS[cell.system].label,
-        status=cell.status,
-        detail=cell.detail,
-        variables=cell.variables,
-        inequalities=cell.inequalities,
-        equations=cell.equations,
-        calls=len(cell.forward_seconds),
-        seconds=median(cell.forward_seconds),
-        answer=cell.answer,
-        value=cell.value,
-        gap=gap,
-        residual=cell.residual,
-    )
+    return row_of(QpRow, cell, SYSTEMS, seconds=median(cell.forward_seconds), gap=gap)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dfwlayer_bench.bench.qp.rivals import Said
 from dfwlayer_bench.bench.qp.systems import SYSTEMS
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.bench.turns import (
+    NamedCell,
     Passes,
-    TimedCell,
     TimedPlan,
     cells_of,
     no_problem,
@@ -44,10 +44,9 @@ class QpPlan(TimedPlan):
 
 
 @dataclass
-class QpCell(TimedCell):
+class QpCell(NamedCell):
     """One system on one problem."""
 
-    problem: str
     variables: int | None = None
     inequalities: int | None = None
     equations: int | None = None
@@ -55,14 +54,6 @@ class QpCell(TimedCell):
     value: float | None = None  # f(x)
     gap: float | None = None  # f(x) − f* is no more, for solvers that prove it
     residual: float | None = None  # see `Collected.residual`
-
-    @property
-    def key(self) -> str:
-        return f"{self.problem}-{self.system}"
-
-    @property
-    def where(self) -> str:
-        return f"{self.problem}: {self.system}"
 
 
 def size_or_none(path: Path) -> int | None:

@@ -6,25 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dfwlayer_bench.bench.report import median
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
-from dfwlayer_bench.bench.tables import OURS, Tables, ratio_of
-from dfwlayer_bench.report import text
+from dfwlayer_bench.bench.tables import (
+    BOTH,
+    ERROR,
+    FORWARD,
+    GRADIENT_ERROR,
+    RATIO,
+    STATUS,
+    SYSTEM,
+    VIOLATION,
+    Tables,
+)
 from dfwlayer_bench.report.figures import Bars, Panel, look_of, save_figure
 
-__all__ = ["TABLES", "SmallRow", "rows_of"]
-
-HEADER = (
-    "system",
-    "forward + backward",
-    "forward",
-    "× dfwlayer",
-    "error of x",
-    "gradient error",
-    "violation",
-    "status",
-)
+__all__ = ["TABLES", "SmallRow"]
 
 
 @dataclass(frozen=True)
@@ -47,52 +44,9 @@ class SmallRow:
     violation: float | None
 
 
-def rows_of(cells: Sequence[SmallCell]) -> list[SmallRow]:
-    """One row for each cell that was begun."""
-    ours = {(cell.set, cell.count, cell.n): cell for cell in cells if cell.system == OURS}
-    return [
-        _row(cell, ours.get((cell.set, cell.count, cell.n)))
-        for cell in cells
-        if cell.status != "pending"
-    ]
-
-
-def _row(cell: SmallCell, ours: SmallCell | None) -> SmallRow:
-    both, forward = median(cell.both_seconds), median(cell.forward_seconds)
-    return SmallRow(
-        set=cell.set,
-        count=cell.count,
-        n=cell.n,
-        system=cell.system,
-        label=SYSTEMS[cell.system].label,
-        status=cell.status,
-        detail=cell.detail,
-        calls=len(cell.forward_seconds),
-        both_seconds=both,
-        forward_seconds=forward,
-        ratio=ratio_of(cell, ours),
-        error=cell.error,
-        gradient_error=cell.gradient_error,
-        violation=cell.violation,
-    )
-
-
 def size_text(row: SmallRow) -> str:
     """The size of a problem or a batch, as printed."""
     return f"{'one' if row.count == 1 else row.count}×{row.n}"
-
-
-def _texts(row: SmallRow) -> tuple[str, ...]:
-    return (
-        row.label,
-        text.time(row.both_seconds),
-        text.time(row.forward_seconds),
-        text.times(row.ratio),
-        text.small(row.error),
-        text.small(row.gradient_error),
-        text.small(row.violation),
-        text.status(row.status, row.detail),
-    )
 
 
 def _draw(folder: Path, rows: Sequence[SmallRow]) -> None:
@@ -154,11 +108,8 @@ TABLES = Tables(
     cell=SmallCell,
     row=SmallRow,
     systems=SYSTEMS,
-    header=HEADER,
+    columns=(SYSTEM, BOTH, FORWARD, RATIO, ERROR, GRADIENT_ERROR, VIOLATION, STATUS),
     width=140,
-    rows=rows_of,
-    problem=_title,
     title=_title,
-    texts=_texts,
     draw=_draw,
 )

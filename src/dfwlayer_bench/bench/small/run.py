@@ -47,12 +47,8 @@ class SmallCell(TimedCell):
     residual: float | None = None  # of the reference
 
     @property
-    def where(self) -> str:
-        return f"{self.set} {self.count}×{self.n}: {self.system}"
-
-    @property
-    def key(self) -> str:
-        return f"{self.set}-{self.count}x{self.n}-{self.system}"
+    def given(self) -> str:
+        return f"{self.set} {self.count}×{self.n}"
 
 
 def ready(seed: int, first: SmallCell) -> Callable[[SmallCell], Passes | None]:
