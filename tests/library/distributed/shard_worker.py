@@ -123,8 +123,7 @@ class Work:
             found[f"{name} lengths"] = float(numbers > calls * (n + 4))
             found[f"{name} checks"] = float(kinds.pop("checks")[1] > 8)
             rounds, numbers = kinds.pop("columns of the pool", (0, 0))
-            found[f"{name} products"] = float(numbers > 128**2 + rounds)
-            kinds.pop("gradient on the pool", None)
+            found[f"{name} products"] = float(numbers > 128**2 + 129 * rounds)  # and their slopes
             found[f"{name} others"] = float(len(kinds))
             found[f"{name} seconds"] = float(not 0 < seen.seconds < 60)
             found[f"{name} bytes"] = float(seen.bytes != 8 * seen.numbers)

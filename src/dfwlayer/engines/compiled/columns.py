@@ -102,8 +102,11 @@ class Columns(Protocol):
     def look(self, x: Array, rows: Array) -> tuple[Array, Array]:  # (b, p), (b,) -> (b,), (b, n)
         """f and its gradient, for some of the problems."""
 
-    def sizes(self, x: Array) -> Array:  # (B, n) -> (B,)
-        """Of the terms that the gradient is a sum of, for a column of length one."""
+    def sizes(self, index: Array, x: Array) -> Array:  # (k,), (B, k) -> (B,)
+        """Of the terms that the gradient is a sum of, for a column of length one.
+
+        x is zero but for some coordinates.
+        """
 
     def product(self, u: Array) -> Array:  # (B, p) -> (B, n)
         """The Hessian times a vector that is zero outside of the pool."""
@@ -232,18 +235,23 @@ class SparseFactor:
         return self.combine(pool.index, x)
 
     def dots(self, r: Array, pool: Pool) -> Array:
-        return self._dots(pool.index, r)
-
-    def _dots(self, index: Array, r: Array) -> Array:  # (p,), (B, m) -> (B, p)
-        out = np.empty((len(r), len(index)))
-        given = *self.arrays, index, r, out
-        each = 4 * len(r) * (1 + self.entries // len(self.lengths))
-        spread(lambda first, end: outside.dots(first, end, *given), len(index), each)
+        out = np.empty((len(r), len(pool)))
+        given = *self.arrays, pool.index, r, out
+        run = outside.dots
+        spread(lambda first, end: run(first, end, *given), len(pool), len(r) * self._effort)
         return out
+
+    @property
+    def _effort(self) -> int:
+        """Operations for a column, about."""
+        return 4 * (1 + self.entries // self.matrix.pattern.shape[1])
 
     def adjoint(self, r: Array) -> Array:
         if len(r) == 1:
-            return self._dots(np.arange(len(self.lengths)), r)
+            out = np.empty((1, self.matrix.pattern.shape[1]))
+            given, run = (*self.arrays, r[0], out[0]), outside.adjoint
+            spread(lambda first, end: run(first, end, *given), out.shape[1], self._effort)
+            return out
         transposed = csr(*self.matrix.columns, self.matrix.pattern.shape[::-1])
         found: Array = csr_product(transposed, torch.from_numpy(r)).contiguous().numpy()
         return found
@@ -299,8 +307,8 @@ class Squares:
         r = self.held[rows] + self.factor.taken(x, self.pool)
         return 0.5 * np.einsum("bi,bi->b", r, r), self.factor.adjoint(r)
 
-    def sizes(self, x: Array) -> Array:
-        total: Array = np.linalg.norm(self.b, axis=-1) + weighed(x, self.lengths)
+    def sizes(self, index: Array, x: Array) -> Array:
+        total: Array = np.linalg.norm(self.b, axis=-1) + weighed(x, self.lengths[index])
         return total
 
     def product(self, u: Array) -> Array:
@@ -346,8 +354,8 @@ class Hessian:
         inner = np.einsum("bi,bi->b", x, both[:, self.pool.index])
         return 0.5 * (inner + np.einsum("bi,bi->b", self.others[rows], both)), g
 
-    def sizes(self, x: Array) -> Array:
-        return weighed(x, self.lengths)
+    def sizes(self, index: Array, x: Array) -> Array:
+        return weighed(x, self.lengths[index])
 
     def product(self, u: Array) -> Array:
         at = np.flatnonzero(u.any(0))

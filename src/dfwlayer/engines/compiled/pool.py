@@ -18,7 +18,7 @@ import numpy as np
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.columns import Columns
 from dfwlayer.engines.compiled.kernels import outcome, outside, place, table
-from dfwlayer.engines.compiled.kernels.constants import DOUBLE
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.exchange import (
     SETTLED,
     SOLVES,
@@ -30,7 +30,9 @@ from dfwlayer.engines.compiled.threads import spread
 
 __all__ = ["Pooled", "Search", "signs_of"]
 
-BLOCK, SHARE = 32, 4  # coordinates that join at once: this many, and one for so many that are free
+# Coordinates that join at once: as many as have products with the pool that cost a quarter of the
+# gradient by which they were chosen, within these numbers, and one for so many that are free
+BLOCK, LARGE_BLOCK, SHARE = 32, 128, 4
 SEVERAL = 2  # times as many if there are that many problems
 ROUNDS = 200
 GROUP = 8  # problems of a batch that a thread takes at once, and may borrow starts within
@@ -102,11 +104,16 @@ class Search:
         self.limit = min(n, int((3 * WITHIN * columns.entries) ** (1 / 3)) + BLOCK)
         self.factors, self.orders = np.empty((0, 0, 0)), np.empty((batch, 0), np.int64)
         self.counts = np.zeros(batch, np.int64)
+        self.others = np.zeros(0, np.int64)  # coordinates that are not zero at the start
+        self.promise = np.empty((batch, n))  # of each coordinate, if it joins the pool
+        rows = [np.abs(bodies[:, row, :n]).max(-1) for row in range(table.ROWS, k)]
+        self.steepest = np.stack(rows, -1) if rows else np.zeros((1, 0))  # (·, k − 2)
 
     def run(self, start: Array) -> Pooled | None:
         """Solve from a start (·, n); None where this is not the way."""
         if not self._begin(start) or self._crowded():
             return None
+        self.others = np.flatnonzero(self.x.any(0))
         free = np.flatnonzero((self.places[self.todo] == place.FREE).any(0))
         if len(free) > self.limit:
             return None
@@ -252,11 +259,16 @@ class Search:
             self.factors, self.orders = factors, orders
         return _Members(x, x.copy(), places, sides, self._sets(), blocks)
 
+    def _held(self) -> Array:
+        """Coordinates outside of the pool that are not zero."""
+        found: Array = self.others[~self.inside[self.others]]
+        return found
+
     def _sets(self) -> Array:
         """The sets of the pool, less what the coordinates outside of it add to their rows."""
         index, n = self.columns.pool.index, self.x.shape[1]
         bodies = self.bodies[:, :, np.concatenate((index, [n, n + 1]))]
-        held = np.flatnonzero(self.x.any(0) & ~self.inside)
+        held = self._held()
         if not len(held):
             return np.ascontiguousarray(bodies)
         bodies = np.repeat(bodies, len(self.x), 0) if len(bodies) < len(self.x) else bodies
@@ -309,13 +321,16 @@ class Search:
 
     def _assess(self) -> Array:
         """What coordinates outside of the pool promise (B, n); problems without any are done."""
-        wrong, found = np.empty_like(self.g), np.zeros((2, len(self.x)))
+        wrong, found = self.promise, np.zeros((2, len(self.x)))
         columns = self.columns
+        moved = np.concatenate((columns.pool.index, self._held()))
+        sizes = columns.sizes(moved, self.x[:, moved])
         self._spread(
             outside.assess,
             self.g,
             columns.lengths,
-            columns.sizes(self.x),
+            sizes,
+            self._noise(sizes),
             columns.own,
             self.inside,
             self.places,
@@ -327,9 +342,19 @@ class Search:
         self.wrong, doubtful = found
         done = self.todo & (self.wrong == 0)
         self.codes[WHAT, done & (doubtful > 0)] = outcome.DOUBTED
-        self._certify(done)
+        if done.any():
+            self._certify(done)
         self.todo &= ~done
         return wrong
+
+    def _noise(self, sizes: Array) -> Array:  # (B,) -> (B,)
+        """What rounding may make of a multiplier, at most, of any coordinate."""
+        pulls, own = np.abs(self.multipliers[:, table.ROWS :]) * self.steepest, self.columns.own
+        largest = np.abs(own).max(-1) if own.shape[1] else 0.0
+        terms = self.columns.lengths.max() * sizes + largest
+        terms = terms + pulls.shape[1] * pulls.max(-1, initial=0.0)
+        found: Array = CLEAR * ROUNDING * DOUBLE * terms
+        return found
 
     def _certify(self, rows: Array) -> None:
         """The gap of the problems of a mask."""
@@ -366,12 +391,16 @@ class Search:
             return np.zeros(0, np.int64)
         wrong = wrong if len(rows) == len(wrong) else wrong[rows]
         best = wrong.max(-1, keepdims=True)
-        wrong /= np.where(best > 0, best, 1)  # nobody else needs it
-        promise = wrong.max(0) if len(wrong) > 1 else wrong[0]
-        count = BLOCK * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
+        promise, top = wrong[0], float(best[0, 0])
+        if len(wrong) > 1:
+            wrong /= np.where(best > 0, best, 1)  # nobody else needs it
+            promise, top = wrong.max(0), 1.0
+        block = len(promise) // (4 * (len(self.columns.pool) + BLOCK))
+        block = min(max(block, BLOCK), LARGE_BLOCK)
+        count = block * min(len(rows), SEVERAL) + int(self.counts[rows].max()) // SHARE
         found, least = np.zeros(0, np.int64), 0.5
         while len(found) < count and least > 0:  # few of many, so they need not all be sorted
-            found = np.flatnonzero(promise > least)
+            found = np.flatnonzero(promise > least * top)
             least = least / 4 if least > 1e-3 else 0.0
         if len(found) < count:
             found = np.flatnonzero(promise > 0)

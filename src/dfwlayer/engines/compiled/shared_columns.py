@@ -27,13 +27,13 @@ class _Sizes(NamedTuple):
 class SharedSquares(Squares):
     """½‖Ax − b‖² over the rows of all processes; residuals stay where the rows are.
 
-    The pool's new rows of AᵀA are summed over the processes when it grows, ⟨A_j, s⟩ on the pool
-    when it is solved, and the gradient with f when the others are looked at.
+    The pool's new rows of AᵀA are summed over the processes when it grows, in one message with
+    ⟨A_j, s⟩ on the pool, and the gradient with f when the others are looked at.
     """
 
     def __init__(self, factor: Factor, b: Array, shards: Shards) -> None:
         super().__init__(factor, b)
-        self.shards = shards
+        self.shards, self.slopes = shards, np.zeros((len(b), 0))
 
     def _total(self, own: Array, what: str, at: Array | None = None) -> Array:
         point = None if at is None else torch.from_numpy(at)
@@ -66,19 +66,22 @@ class SharedSquares(Squares):
         super().extend(new, x)
         products = self.pool.memory[before : len(self.pool), : len(self.pool)]
         if products.numel():
+            parts = products, torch.from_numpy(super().linear())
             at = torch.from_numpy(self.pool.index).double()
-            self.pool.put(self.shards.summed(products, "columns of the pool", at))
+            products, slopes = self.shards.together(parts, "columns of the pool", at)
+            self.pool.put(products)
+            self.slopes = slopes.numpy()
 
     def linear(self) -> Array:
-        return self._total(super().linear(), "gradient on the pool")
+        return self.slopes
 
     def look(self, x: Array, rows: Array) -> tuple[Array, Array]:
         own = [torch.from_numpy(part) for part in super().look(x, rows)]
         value, g = self.shards.together(own, "gradient", torch.from_numpy(x))
         return value.numpy(), g.numpy()
 
-    def sizes(self, x: Array) -> Array:
-        total: Array = self._sizes.targets + weighed(x, self.lengths)
+    def sizes(self, index: Array, x: Array) -> Array:
+        total: Array = self._sizes.targets + weighed(x, self.lengths[index])
         return total
 
     def product(self, u: Array) -> Array:

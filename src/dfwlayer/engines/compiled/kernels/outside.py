@@ -13,7 +13,7 @@ from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.search import fit
 
-__all__ = ["assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
+__all__ = ["adjoint", "assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
 
 
 TILE = 2048  # columns whose sums stay in the fastest memory
@@ -76,6 +76,7 @@ def _on_disk(stamp):
         g,  # (B, n), the gradient
         lengths,  # (n,), the square roots of the diagonal of the Hessian
         sizes,  # (B,), Σ_j lengths_j |x_j|, and ‖b‖ for least squares
+        most,  # (B,), beyond which no multiplier is in doubt
         q,  # (·, n) or (1, 0) for least squares
         inside,  # (n,), coordinates that were not held
         places,  # (B, n)
@@ -92,19 +93,6 @@ def _on_disk(stamp):
                 continue
             body, own_q = bodies[own(b, bodies)], q[own(b, q)]
             bad = doubtful = 0
-            longest = steepest = largest = 0.0
-            for i in range(n):
-                longest = max(longest, lengths[i])
-                for row in range(table.ROWS, k):
-                    steepest = max(steepest, abs(multipliers[b, row] * body[row, i]))
-                if len(own_q) > 0:
-                    largest = max(largest, abs(own_q[i]))
-            most = (
-                CLEAR
-                * ROUNDING
-                * DOUBLE
-                * (longest * sizes[b] + (k - table.ROWS) * steepest + largest)
-            )
             for i in range(n):
                 wrong[b, i] = 0.0
                 low, high, where = body[table.LOWER, i], body[table.UPPER, i], places[b, i]
@@ -124,7 +112,7 @@ def _on_disk(stamp):
                     ahead = r + hold * side_of(low, where)
                 else:
                     ahead = -r - hold * side_of(high, where)
-                if ahead > most:  # which is so for nearly all in the end
+                if ahead > most[b]:  # which is so for nearly all in the end
                     continue
                 noise = lengths[i] * sizes[b] + pull
                 if len(own_q) > 0:
@@ -200,6 +188,16 @@ def _on_disk(stamp):
                 out[b, a] = total
 
     @entry
+    def adjoint(first, end, begins, rows, values, r, out):
+        """⟨A_j, r⟩ over a range of the columns of a sparse matrix, r (m,) and out (n,)."""
+        _ = stamp
+        for j in range(first, end):
+            total = 0.0
+            for e in range(begins[j], begins[j + 1]):
+                total += values[e] * r[rows[e]]
+            out[j] = total
+
+    @entry
     def combine(begins, rows, values, columns, x, out):
         """Add Σ x_j A_j over some columns (p,) of a sparse matrix to out (B, m), x (B, p)."""
         _ = stamp
@@ -235,7 +233,7 @@ def _on_disk(stamp):
                         out[b],
                     )
 
-    return begin, assess, certify, correlate, dots, combine, sum_rows
+    return begin, assess, certify, correlate, dots, adjoint, combine, sum_rows
 
 
-begin, assess, certify, correlate, dots, combine, sum_rows = _on_disk(STAMP)
+begin, assess, certify, correlate, dots, adjoint, combine, sum_rows = _on_disk(STAMP)
