@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["BOTH", "ERROR", "FORWARD", "GRADIENT_ERROR", "OURS", "RATIO", "STATUS", "SYSTEM"]
-__all__ += ["VIOLATION", "Column", "Tables", "ratio_of", "reasons_of", "row_of"]
+__all__ += ["VIOLATION", "Column", "Tables", "TimedRow", "ratio_of", "reasons_of", "row_of"]
 __all__ += ["settings_of_systems"]
 
 OURS = "dfwlayer"
@@ -40,6 +40,21 @@ class Row(Protocol):
     @property
     def status(self) -> str:
         """As of `bench.store.Cell`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """One system on one problem; times are medians over the repetitions."""
+
+    problem: str
+    system: str
+    label: str
+    status: str
+    detail: str
+    calls: int
+    forward_seconds: float | None
+    both_seconds: float | None
+    ratio: float | None  # see `ratio_of`
 
 
 @dataclass(frozen=True)
@@ -173,6 +188,7 @@ def row_of(
 ) -> OwnRow:
     """The row of a cell, with what was derived from others."""
     known = {
+        "problem": cell.given,
         "label": systems[cell.system].label,
         "calls": len(cell.forward_seconds),
         "forward_seconds": median(cell.forward_seconds),

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dfwlayer_bench.bench import tables
 from dfwlayer_bench.bench.lasso.run import LassoCell
 from dfwlayer_bench.bench.lasso.systems import SYSTEMS
-from dfwlayer_bench.bench.tables import BOTH, FORWARD, RATIO, STATUS, SYSTEM, Column, Tables
 from dfwlayer_bench.report import text
 
 __all__ = ["TABLES", "LassoRow"]
 
 
-@dataclass(frozen=True)
-class LassoRow:
+@dataclass(frozen=True, kw_only=True)
+class LassoRow(tables.TimedRow):
     """One system on one problem; times are medians over the repetitions."""
 
-    problem: str
-    system: str
-    label: str
-    status: str
-    detail: str
     rows: int | None
     columns: int | None
     radii: int | None
-    calls: int
-    forward_seconds: float | None
-    both_seconds: float | None
-    ratio: float | None  # see `ratio_of`
     gap: float | None
     nonzeros: int | None
 
@@ -39,17 +30,25 @@ def _title(row: LassoRow) -> str:
     return f"{row.problem}, {row.rows}×{row.columns}{radii}"
 
 
-GAP = Column("relative gap", lambda row: text.small(row.gap))
-NONZEROS = Column(
+GAP = tables.Column("relative gap", lambda row: text.small(row.gap))
+NONZEROS = tables.Column(
     "non-zeros", lambda row: text.NOTHING if row.nonzeros is None else str(row.nonzeros)
 )
 
-TABLES = Tables(
+TABLES = tables.Tables(
     name="lasso",
     cell=LassoCell,
     row=LassoRow,
     systems=SYSTEMS,
-    columns=(SYSTEM, FORWARD, BOTH, RATIO, GAP, NONZEROS, STATUS),
+    columns=(
+        tables.SYSTEM,
+        tables.FORWARD,
+        tables.BOTH,
+        tables.RATIO,
+        GAP,
+        NONZEROS,
+        tables.STATUS,
+    ),
     width=120,
     title=_title,
 )

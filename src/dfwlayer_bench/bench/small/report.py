@@ -6,39 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfwlayer_bench.bench import tables
 from dfwlayer_bench.bench.small.run import SmallCell
 from dfwlayer_bench.bench.small.systems import SYSTEMS
-from dfwlayer_bench.bench.tables import (
-    BOTH,
-    ERROR,
-    FORWARD,
-    GRADIENT_ERROR,
-    RATIO,
-    STATUS,
-    SYSTEM,
-    VIOLATION,
-    Tables,
-)
 from dfwlayer_bench.report.figures import Bars, Panel, look_of, save_figure
 
 __all__ = ["TABLES", "SmallRow"]
 
 
-@dataclass(frozen=True)
-class SmallRow:
+@dataclass(frozen=True, kw_only=True)
+class SmallRow(tables.TimedRow):
     """One system on one set and size; times are medians over the repetitions."""
 
     set: str
     count: int
     n: int
-    system: str
-    label: str
-    status: str
-    detail: str
-    calls: int
-    both_seconds: float | None
-    forward_seconds: float | None
-    ratio: float | None  # see `ratio_of`
     error: float | None
     gradient_error: float | None
     violation: float | None
@@ -103,12 +85,21 @@ def _title(row: SmallRow) -> str:
     return f"{row.set}, {size_text(row)}"
 
 
-TABLES = Tables(
+TABLES = tables.Tables(
     name="small",
     cell=SmallCell,
     row=SmallRow,
     systems=SYSTEMS,
-    columns=(SYSTEM, BOTH, FORWARD, RATIO, ERROR, GRADIENT_ERROR, VIOLATION, STATUS),
+    columns=(
+        tables.SYSTEM,
+        tables.BOTH,
+        tables.FORWARD,
+        tables.RATIO,
+        tables.ERROR,
+        tables.GRADIENT_ERROR,
+        tables.VIOLATION,
+        tables.STATUS,
+    ),
     width=140,
     title=_title,
     draw=_draw,
