@@ -166,46 +166,109 @@ def value_and_gradient(P, q, A, b, x, g):
 
 
 @summing
+def _take_products(L, i, j, begin, end):
+    """Take Σ_k L_ik L_jk over some columns k from the 4 × 4 entries at (i, j), j ≤ i.
+
+    Sixteen sums at once: a number is used four times when it is loaded. What is above the diagonal
+    stays as it is.
+    """
+    a = b = c = d = 0.0
+    e = f = g = h = 0.0
+    p = q = r = s = 0.0
+    w = x = y = z = 0.0
+    for k in range(begin, end):
+        one, two, three, four = L[j, k], L[j + 1, k], L[j + 2, k], L[j + 3, k]
+        u = L[i, k]
+        a, b, c, d = a + u * one, b + u * two, c + u * three, d + u * four
+        u = L[i + 1, k]
+        e, f, g, h = e + u * one, f + u * two, g + u * three, h + u * four
+        u = L[i + 2, k]
+        p, q, r, s = p + u * one, q + u * two, r + u * three, s + u * four
+        u = L[i + 3, k]
+        w, x, y, z = w + u * one, x + u * two, y + u * three, z + u * four
+    L[i, j] -= a
+    L[i + 1, j] -= e
+    L[i + 1, j + 1] -= f
+    L[i + 2, j] -= p
+    L[i + 2, j + 1] -= q
+    L[i + 2, j + 2] -= r
+    L[i + 3, j] -= w
+    L[i + 3, j + 1] -= x
+    L[i + 3, j + 2] -= y
+    L[i + 3, j + 3] -= z
+    if i > j:
+        L[i, j + 1] -= b
+        L[i, j + 2] -= c
+        L[i, j + 3] -= d
+        L[i + 1, j + 2] -= g
+        L[i + 1, j + 3] -= h
+        L[i + 2, j + 3] -= s
+
+
+@kernel
+def _solve_rows(L, i, j):
+    """The 4 × 4 entries at (i, j) times the inverse of the transposed triangle at (j, j)."""
+    for row in range(i, i + 4):
+        a = L[row, j] / L[j, j]
+        b = (L[row, j + 1] - a * L[j + 1, j]) / L[j + 1, j + 1]
+        c = (L[row, j + 2] - a * L[j + 2, j] - b * L[j + 2, j + 1]) / L[j + 2, j + 2]
+        d = L[row, j + 3] - a * L[j + 3, j] - b * L[j + 3, j + 1] - c * L[j + 3, j + 2]
+        L[row, j], L[row, j + 1], L[row, j + 2] = a, b, c
+        L[row, j + 3] = d / L[j + 3, j + 3]
+
+
+@summing
+def _finish_row(L, i, begin, whole):
+    """Columns of row i of a factor from some on, and its pivot; False if that is singular.
+
+    Products with the columns before have been taken. ``whole`` is the entry of the matrix.
+    """
+    pivot = L[i, i]
+    for j in range(begin, i):
+        a = L[i, j]
+        for k in range(begin, j):
+            a -= L[i, k] * L[j, k]
+        a /= L[j, j]
+        L[i, j] = a
+        pivot -= a * a
+    if not pivot > SINGULAR * np.finfo(np.float64).eps * whole:
+        return False
+    L[i, i] = np.sqrt(pivot)
+    return True
+
+
+@kernel
 def factor(L, n):
     """The Cholesky factor of the lower triangle of L, in its place; False if it is singular.
 
-    Zeros at the beginning of a row stay zeros, and are passed over.
+    Four rows at a time. Zeros at the beginning of all four stay zeros, and are passed over.
     """
-    eps = np.finfo(np.float64).eps
-    for i in range(n):
-        whole = L[i, i]
-        begin = 0
-        while begin < i and L[i, begin] == 0:
-            begin += 1
+    i = 0
+    while i < n:
+        end = min(i + 4, n)
+        begin = i
+        for row in range(i, end):
+            first = 0
+            while first < begin and L[row, first] == 0:
+                first += 1
+            begin = first
         begin -= begin % 4
-        j = begin
-        # four columns at a time share what is loaded of row i
-        while j + 4 <= i:
-            a, b, c, d = L[i, j], L[i, j + 1], L[i, j + 2], L[i, j + 3]
-            for k in range(begin, j):
-                v = L[i, k]
-                a -= v * L[j, k]
-                b -= v * L[j + 1, k]
-                c -= v * L[j + 2, k]
-                d -= v * L[j + 3, k]
-            a /= L[j, j]
-            b = (b - a * L[j + 1, j]) / L[j + 1, j + 1]
-            c = (c - a * L[j + 2, j] - b * L[j + 2, j + 1]) / L[j + 2, j + 2]
-            d = d - a * L[j + 3, j] - b * L[j + 3, j + 1] - c * L[j + 3, j + 2]
-            L[i, j], L[i, j + 1], L[i, j + 2], L[i, j + 3] = a, b, c, d / L[j + 3, j + 3]
-            j += 4
-        while j < i:
-            a = L[i, j]
-            for k in range(begin, j):
-                a -= L[i, k] * L[j, k]
-            L[i, j] = a / L[j, j]
-            j += 1
-        pivot = whole
-        for k in range(begin, i):
-            pivot -= L[i, k] * L[i, k]
-        if not pivot > SINGULAR * eps * whole:
-            return False
-        L[i, i] = np.sqrt(pivot)
+        one = L[i, i]
+        two, three, four = L[min(i + 1, n - 1), min(i + 1, n - 1)], 0.0, 0.0
+        if i + 4 <= n:
+            three, four = L[i + 2, i + 2], L[i + 3, i + 3]
+            for j in range(begin, i, 4):
+                _take_products(L, i, j, begin, j)
+                _solve_rows(L, i, j)
+            _take_products(L, i, i, begin, i)
+            begin = i
+        elif i + 3 <= n:
+            three = L[i + 2, i + 2]
+        for row in range(i, end):
+            whole = one if row == i else two if row == i + 1 else three if row == i + 2 else four
+            if not _finish_row(L, row, begin, whole):
+                return False
+        i = end
     return True
 
 
