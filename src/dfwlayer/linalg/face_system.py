@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from dfwlayer.ops.rows import (
     Scalar,
     any_row,
     axpy,
+    by_count,
     dot,
     inner,
     number,
@@ -37,6 +38,19 @@ __all__ = ["FaceSystem"]
 
 PATIENCE = 200  # steps of conjugate gradients before a factorisation is tried
 SEVERAL = 8  # normals, for each of which a factorisation has to solve
+# of so many coordinates those that are free are gathered if they are no more than a share; below,
+# and for more, products with all coordinates are as fast
+LARGE, FEW = 256, 0.6
+
+
+class Limits(NamedTuple):
+    """Of conjugate gradients, see `conjugate_gradient`."""
+
+    tol: float
+    max_steps: int
+    cap: Scalar | None
+    ask: int
+    floor: Scalar
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class FaceSystem:
         floor: Scalar = 0.0,
     ) -> Krylov:
         """Conjugate gradients on the tangent space; see ``conjugate_gradient``."""
+        if (few := by_count(v, lambda: self._few, lambda: None)) is not None:
+            return self._among(few, v, stop, Limits(tol, max_steps, cap, ask, floor))
         precondition, unit = self._preconditioner(v) or (None, 1.0)
         return conjugate_gradient(
             self.hessian,
@@ -87,6 +103,43 @@ class FaceSystem:
             ask=ask,
             floor=floor * unit,
         )
+
+    @cached_property
+    def _few(self) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+        """The free coordinates of one problem and products among them, where these are few.
+
+        Gathering them costs about one product with all.
+        """
+        free, n = self.face.free, self.x.shape[-1]
+        if free is None or n < LARGE or self.face.bends or self._normal is None:
+            return None
+        index = free.nonzero().squeeze(-1)
+        product = self.objective.gathered(index) if len(index) <= FEW * n else None
+        return None if product is None else (index, product)
+
+    def _among(
+        self,
+        few: tuple[Tensor, Callable[[Tensor], Tensor]],
+        v: Tensor,  # (n,)
+        stop: Callable[[Tensor], Mask] | None,
+        limits: Limits,
+    ) -> Krylov:
+        """Conjugate gradients with the free coordinates alone."""
+        index, product = few
+
+        def whole(u: Tensor) -> Tensor:
+            return torch.zeros_like(v).index_copy_(0, index, u)
+
+        tangent = self.tangent
+        assert isinstance(tangent, Tangent)
+        found = conjugate_gradient(
+            product,
+            v[index],
+            **limits._asdict(),
+            subspace=Tangent(tangent.free[index], tangent.unit[index]),
+            stop=None if stop is None else lambda u: stop(whole(u)),
+        )
+        return found._replace(u=whole(found.u))
 
     def direct(self, v: Tensor) -> Tensor | None:
         """u by a factorisation, for systems too ill conditioned for conjugate gradients."""

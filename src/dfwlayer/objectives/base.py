@@ -237,6 +237,13 @@ class Objective(ABC):
         """
         return None
 
+    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """v ↦ ∇²f v on some coordinates (k,), of vectors (k,) that have these alone.
+
+        For one problem whose ∇²f is constant; None where single columns of it are not to be had.
+        """
+        return None
+
     def model(self, x: Tensor) -> Model | None:
         """The quadratic model of f at x (..., n), None where ∇²f is too large to write down."""
         return model_by_columns(self.hvp, self.gradient, x)

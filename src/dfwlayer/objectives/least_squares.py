@@ -212,6 +212,13 @@ class LeastSquares(Objective):
         """Aᵀ(A v), whatever x."""
         return self._all.total(self.adjoint(self.product(v)), "product", v)
 
+    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Products with the columns of A, and with their transpose."""
+        if self.shards is not None or self.A.layout != torch.strided or self.A.dim() > 2:
+            return None
+        part = self.A.detach().index_select(1, index)
+        return lambda v: torch.mv(part.t(), torch.mv(part, v))
+
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """By a QR factorisation of the free columns of A, over those of √bend.
 

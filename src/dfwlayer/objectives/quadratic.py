@@ -275,6 +275,13 @@ class Quadratic(Objective):
         factor = cholesky_factor(matrix)
         return None if factor is None else (Factor(factor, which), rho)
 
+    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Products with the rows and columns of P."""
+        if self.P is None or self._is_sparse or self.P.dim() > 2:
+            return None
+        part = self.P.detach()[index.unsqueeze(-1), index]
+        return lambda v: torch.mv(part, v)
+
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""
         if (entries := self.diagonal) is not None:
