@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Linear, Round
+from dfwlayer.constraints.region import Linear, Power, Round
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.kernels.table import BUDGET
@@ -24,6 +24,7 @@ from dfwlayer.engines.programs.kernels import (
     ball,
     polyhedron,
     polyhedron_adjoint,
+    power,
     projection,
     search,
 )
@@ -255,7 +256,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     sets, like = form.sets, form.vector
     n = form.n
-    if isinstance(sets, Round):
+    if isinstance(sets, Round | Power):
         body: Body | None = _ball(sets, n, like)
     elif isinstance(sets, Linear):
         body = _polyhedron(sets, n, like)
@@ -295,21 +296,17 @@ def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:
     )
 
 
-def _ball(sets: Round, n: int, like: Tensor) -> Body:
-    """A weight and a radius."""
+def _ball(sets: Round | Power, n: int, like: Tensor) -> Body:
+    """A weight and a radius, and p where it is not 2."""
     values = sets.weight, sets.radius
     parts = tuple(strided(part, 1, like) for part in values)
-    return Body(
-        ball.search,
-        ball.adjoint,
-        parts,
-        (2, 1),
-        (0, 1),
-        tensors_of(*values),
-        ((n,), ()),
-        {},
-        2 * n + 2,
-    )
+    tensors, shapes = tensors_of(*values), ((n,), ())
+    if isinstance(sets, Power):
+        parts = *parts, strided(sets.p, 0, like)
+        own, widths = (power.search, power.adjoint), (2, 1, 1)
+        return Body(*own, parts, widths, (0, 1, 2), tensors, shapes, {}, 2 * n + 2)
+    own, widths = (ball.search, ball.adjoint), (2, 1)
+    return Body(*own, parts, widths, (0, 1), tensors, shapes, {}, 2 * n + 2)
 
 
 def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
