@@ -32,6 +32,7 @@ BLOCK = tl.constexpr(8)  # most spectral steps in a round, which begin with two
 TRIALS = tl.constexpr(40)  # most steps of Newton's methods
 HALVINGS = tl.constexpr(8)  # of a step that makes things worse
 DOUBLE = tl.constexpr(constants.DOUBLE)
+NEAR = tl.constexpr(1e-6)  # the ball's boundary; Newton's method starts from such points
 ENDLESS = tl.constexpr(1e300)
 
 
@@ -127,7 +128,7 @@ def _ones(target, multiplier, m, low):
     while going:
         rate = power(a, m - 1)
         new = a - (first * a + second * rate * a - target) / (first + second * m * rate)
-        falls = (a - new) > a * 1e-12
+        falls = (a - new) > a * 1e-9
         a = tl.where(new < a, tl.maximum(new, 0.0), a)
         trial += 1
         going = (count(falls) > 0) & (trial < TRIALS)
@@ -151,7 +152,7 @@ def _nearest(b, m, low, p, guess):
         pull = s * s * tl.where(low, bend, 1.0) / tl.where(under > 0, under, 1.0)
         total, fall, _ = sums(s * y, pull, one)
         length = power(total, 1 / p)
-        met = (tl.abs(length - 1) < 1e-10) | ((fall > 0) == 0)
+        met = (tl.abs(length - 1) < NEAR) | ((fall > 0) == 0)
         least, most = tl.where(length > 1, at, least), tl.where(length > 1, most, at)
         # Newton's method on 1/size, which is nearly straight
         new = at + (length - 1) * total / tl.where(fall > 0, fall, 1.0)

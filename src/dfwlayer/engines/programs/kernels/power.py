@@ -210,7 +210,7 @@ def _adjoint(
     t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
     p = tl.load(exponent + b * exponent_batch).to(tl.float64)
     w = tl.abs(signed)
-    u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
+    u, nu, spoil = tl.zeros((N,), tl.float64), number(0.0, x), tl.sum(v - v)
     if arrived(codes, b, v, N):
         matrix = u
         if DENSE:
@@ -221,9 +221,7 @@ def _adjoint(
         root, bend = tl.where(held, root, 1.0), tl.where(held, mu * bend, 0.0)
         scale = tl.where(cell, t / w, 0.0)
         M, sound = inverse_of(matrix, scale * root, bend, n, DENSE, N, C)
-        u = solve(
-            matrix, M, scale * root, bend, root * scale * v, 1 if N <= 64 else 4, DENSE, N, C
-        )
+        u = solve(matrix, M, scale * root, bend, root * scale * v, 1 if N <= 64 else 4, DENSE, N, C)
         if held:
             side = root * s
             own = solve(matrix, M, scale * root, bend, side, 1 if N <= 64 else 4, DENSE, N, C)
@@ -235,15 +233,15 @@ def _adjoint(
         size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
         sound = sound & (size < MAX)
         u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N, C)
+    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_weight is not None:
         # of λ∇h, whose norm has no part along u, and of h; λ is μ/t
         size = tl.abs(x)
         force = power(w * size / t, p - 1) * sign_of(signed)
         pull = mu / t * p * sign_of(x) * u + nu * size
-        stored(to_weight, at, -force * pull, cell)
+        stored(to_weight, at, -force * pull, cell, spoil)
     if to_radius is not None:
-        stored(to_radius, b, nu, b >= 0)
+        stored(to_radius, b, nu, b >= 0, spoil)
 
 
 search, adjoint = entry(_search), entry(_adjoint)
