@@ -53,7 +53,6 @@ def agrees(given, device, dtype, terms=1):
 
 # what is left to others: sets around a centre, products, boxes that lack bounds
 OTHERS = ("around", "product", "bounds", "ellipsoid")
-SLOW = ("l1.3", "l3")  # in the interpreter, which has them in smaller tests
 # the interpreter takes its time, so there objectives are crossed with one set only
 CROSSED = [
     pytest.param(constraint, objective, device.values[0], marks=device.marks)
@@ -62,7 +61,6 @@ CROSSED = [
     for objective in OBJECTIVES
     if not any(part in constraint for part in OTHERS)
     and (device.values[0] == "cuda" or objective == "quadratic" or constraint == "l1")
-    and (device.values[0] == "cuda" or constraint not in SLOW)
 ]
 
 
