@@ -114,6 +114,22 @@ def test_a_solve_by_way_of_the_host(once):
         torch.testing.assert_close(price[rows], other.multipliers[key][rows])
 
 
+@pytest.mark.parametrize("changed", ["P", "q", "A"])
+def test_changed_in_place(changed, once):
+    """Also what asks for no gradient itself; and no gradient is asked for in inference mode."""
+    with torch.inference_mode():
+        sealed = torch.ones(3, dtype=F64)
+    tensors = {"P": torch.eye(3, dtype=F64), "A": 2 * torch.eye(3, dtype=F64)}
+    tensors["q"] = torch.randn(3, dtype=F64).requires_grad_()
+    body = dfw.Ellipsoid(tensors["A"], sealed)
+    x = dfw.solve(dfw.Quadratic(tensors["P"], tensors["q"]), body).x
+    assert once == [True]
+    with torch.no_grad():
+        tensors[changed].mul_(1.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        x.sum().backward()
+
+
 def test_what_is_wrong_is_said_by_the_device_of_the_arguments(once):
     q = torch.randn(4, 3, dtype=F64)
     with pytest.raises(ValueError, match="radius: expected numbers ≥ 0, found -1"):

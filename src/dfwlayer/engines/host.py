@@ -53,7 +53,36 @@ def answered(
         found = run(there, replace(settings, step_size=there.step_size))
     except (ValueError, RuntimeError):
         return None
-    return Solution(*(part.to(device) for part in _parts(found)))
+    if torch.is_grad_enabled() and found.x.requires_grad:
+        given = [t for t in tensors_in(arguments) if not t.is_inference()]
+        x, value = _Returned.apply(device, found.x, found.value, *given)  # type: ignore[no-untyped-call]
+    else:
+        x, value = found.x.to(device), found.value.to(device)
+    rest = (part.to(device) for part in (found.gap, found.num_steps, found.status))
+    return Solution(x, value, *rest)
+
+
+class _Returned(torch.autograd.Function):
+    """x and f on the device of the tensors they were found from, which may not change until then.
+
+    Copies of them give the right gradient whatever becomes of them. But that it is one of numbers
+    that are gone is an error everywhere else, and so it is here.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, device: torch.device, x: Tensor, value: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*given)
+        ctx.set_materialize_grads(False)
+        ctx.home = x.device
+        return x.to(device, copy=True), value.to(device, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors  # raises for those that were changed in place
+        back = (None if each is None else each.to(ctx.home) for each in (v, w))
+        return None, *back, *[None] * len(given)
 
 
 def outcome_of(run: Callable[[Task], Outcome], task: Task, home: torch.device = HOME) -> Outcome:
@@ -121,7 +150,3 @@ def moved(node: _Node, device: torch.device) -> _Node:
             copies[id(t)] = t.to(device, copy=True)
     found: _Node = filled(node, (copies[id(t)] for t in tensors_in(node)))
     return found
-
-
-def _parts(solution: Solution) -> tuple[Tensor, ...]:
-    return solution.x, solution.value, solution.gap, solution.num_steps, solution.status
