@@ -157,7 +157,9 @@ class Layout:
             self._constants("EPS", "MAX", "LARGEST"),
             self.options,
         )
-        return Found(x, *values.unbind(), *codes.unbind(), codes, state, factor, counter, before)
+        value, gap = values.unbind()
+        status, taken = codes.unbind()
+        return Found(x, value, gap, status, taken, codes, state, factor, counter, before)
 
     def fresh(self, found: Found) -> Tensor:
         """As it was written first."""
@@ -323,10 +325,10 @@ def _ball(sets: Round | Power, n: int, like: Tensor) -> Body:
     tensors, shapes = tensors_of(*values), ((n,), ())
     if isinstance(sets, Power):
         parts = *parts, strided(sets.p, 0, like)
-        own, widths = (power.search, power.adjoint), (2, 1, 1)
-        return Body(*own, parts, widths, (0, 1, 2), tensors, shapes, {}, 2 * n + 2)
-    own, widths = (ball.search, ball.adjoint), (2, 1)
-    return Body(*own, parts, widths, (0, 1), tensors, shapes, {}, 2 * n + 2)
+        kernels, needed = (power.search, power.adjoint), (0, 1, 2)
+        return Body(*kernels, parts, (2, 1, 1), needed, tensors, shapes, {}, 2 * n + 2)
+    kernels = ball.search, ball.adjoint
+    return Body(*kernels, parts, (2, 1), (0, 1), tensors, shapes, {}, 2 * n + 2)
 
 
 def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
