@@ -18,7 +18,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import in_transform
-from dfwlayer.engines import ENGINES, compiled
+from dfwlayer.engines import ENGINES, compiled, host
 from dfwlayer.engines.base import (
     Arguments,
     Attempt,
@@ -258,6 +258,11 @@ def _solution(arguments: Arguments, settings: Settings) -> Solution:
     found = compiled.attempt(arguments, settings)
     if found is not None and found.left is None:
         return found.solution
+    objective, constraint, x0, _ = arguments
+    if found is None and host.takes(objective, constraint, x0, settings):
+        solution = host.answered(_solution, arguments, settings)
+        if solution is not None:
+            return solution
     task = bind(arguments, settings)
     if found is not None:
         return _completed(task, found)
@@ -272,7 +277,8 @@ def _completed(task: Task, found: Attempt) -> Solution:
     if left is None or part is None:
         task, outcome = _run(task)
         return task.solution(outcome)
-    rest = spread_out(_run(part)[1], left.nonzero().squeeze(-1), len(left))
+    rest = host.outcome_of(lambda task: _run(task)[1], part)
+    rest = spread_out(rest, left.nonzero().squeeze(-1), len(left))
     done = Outcome(old.x, old.num_steps, old.status, old.value, gap=old.gap)
     return task.solution(merged_outcome(done, rest, left))
 

@@ -51,8 +51,8 @@ def agrees(given, device, dtype, terms=1):
         assert float(here[1].violation(sol.x).max()) <= 4 * eps * terms
 
 
-# what is left to others: other p, sets around a centre, products, boxes that lack bounds
-OTHERS = ("l1.3", "l3", "l4", "around", "product", "bounds", "ellipsoid")
+# what is left to others: sets around a centre, products, boxes that lack bounds
+OTHERS = ("around", "product", "bounds", "ellipsoid")
 # the interpreter takes its time, so there objectives are crossed with one set only
 CROSSED = [
     pytest.param(constraint, objective, device.values[0], marks=device.marks)
@@ -91,6 +91,8 @@ def test_sizes(n, dtype, device):
     if n < 50 or device == "cuda":  # the interpreter takes its time
         bodies += [dfw.Box(-bounds[0], bounds[1]), dfw.Simplex()]
         bodies += [dfw.LpBall(2, torch.full((2,), 0.3, dtype=dtype))]
+    if device == "cuda":
+        bodies += [dfw.LpBall(p, torch.full((2,), 0.3, dtype=dtype)) for p in (1.5, 3, 10)]
     for body in bodies:
         agrees((dfw.Quadratic(P, q), body), device, dtype)
 
@@ -203,6 +205,42 @@ def test_changed_in_place(device):
 
 
 @devices
+@pytest.mark.parametrize("p", [1, 2, 3, "rows"])
+def test_gradients_that_arrive_as_nan_go_on(p, device):
+    """To what a problem has for itself, and to all of what it shares."""
+    q = torch.randn(3, 3, dtype=F32, device=device)
+    P, t = leaf(torch.eye(3, dtype=F32, device=device) + 0.1), leaf(q.new_tensor(0.3))
+    q = leaf(q)
+    body = dfw.LpBall(p, t) if p != "rows" else dfw.Polyhedron(P.detach(), t * q.new_ones(3))
+    found = attempted(dfw.Quadratic(P, q), body)
+    assert found.left is None
+    v = torch.ones_like(q)
+    v[1, 2] = torch.inf
+    of_P, of_q, of_t = torch.autograd.grad(found.solution.x, (P, q, t), v)
+    assert of_P.isnan().all()
+    assert of_t.isnan()
+    assert of_q.isnan().any(-1).tolist() == of_q.isnan().all(-1).tolist() == [False, True, False]
+
+
+@devices
+@pytest.mark.parametrize("p", [1.5, 3])
+def test_starts_and_the_inside_of_curved_balls(p, device):
+    """A solution within the ball, one on its boundary, and starts anywhere."""
+    q = leaf(torch.tensor([[0.1, -0.2, 0.05], [3.0, -1.0, 0.5]], dtype=F64, device=device))
+    P = torch.eye(3, dtype=F64, device=device) + 0.2
+    start = torch.tensor([[9.0, 9, 9], [torch.nan, 0, 0]], dtype=F64, device=device)
+    found = attempted(dfw.Quadratic(P, q), dfw.LpBall(p, 1.0), x0=start)
+    assert found.left is None
+    free = torch.linalg.solve(P, -q.detach()[0])
+    torch.testing.assert_close(found.solution.x[0].detach(), free)
+    with compiled.using(False):
+        other = dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(p, 1.0), tol=1e-13)
+    close(found.solution.x, other.x, 1e-9)
+    (own,) = torch.autograd.grad(found.solution.x[0].sum(), q)
+    torch.testing.assert_close(own[0], -torch.linalg.inv(P).sum(0))
+
+
+@devices
 def test_views(device):
     """Tensors need not be contiguous."""
     P, q = OBJECTIVES["quadratic"]((4,), F64).P.detach(), torch.randn(N, 4, dtype=F64)
@@ -224,7 +262,8 @@ def test_what_is_not_for_it(device):
     for options in ({"method": "dfw"}, {"differentiate": "unroll"}, {"max_steps": 0}):
         assert attempted(dfw.Quadratic(P, q), body, **options) is None
     assert attempted(dfw.Quadratic(P.half(), q.half()), body) is None
-    assert attempted(dfw.Quadratic(P, q), dfw.LpBall(3.0)) is None
+    for p in (1.01, 50.0):
+        assert attempted(dfw.Quadratic(P, q), dfw.LpBall(p)) is None
     assert attempted(dfw.Quadratic(-P, q), body) is None
     large = torch.eye(129, dtype=F64, device=device)
     assert attempted(dfw.Quadratic(large, large[0]), body) is None

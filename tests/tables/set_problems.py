@@ -20,19 +20,19 @@ class Drawn(NamedTuple):
     parameters: dict[str, Tensor]
 
 
-def draw(name: str, seed: int = 0) -> Drawn:
+def draw(name: str, seed: int = 0, rows: int = ROWS) -> Drawn:
     """Quadratics with numbers that float32 can hold, so that both dtypes have one answer."""
     case = CASES[name]
     gen = torch.Generator().manual_seed(seed)
     n = int(np.prod(case.shape))
-    R = torch.randn(ROWS, n, n, generator=gen, dtype=F64) / n**0.5
+    R = torch.randn(rows, n, n, generator=gen, dtype=F64) / n**0.5
     P = R @ R.mT + torch.eye(n, dtype=F64)
-    q = case.pull * torch.randn(ROWS, n, generator=gen, dtype=F64)
-    parameters = {k: short(v) for k, v in case.parameters(gen, ROWS).items()}
+    q = case.pull * torch.randn(rows, n, generator=gen, dtype=F64)
+    parameters = {k: short(v) for k, v in case.parameters(gen, rows).items()}
     P, q = short(P), short(q)
     if case.designed is not None:
         x, force = case.designed(gen, parameters)
-        q = -(P @ x.reshape(ROWS, n, 1))[..., 0] - force
+        q = -(P @ x.reshape(rows, n, 1))[..., 0] - force
     return Drawn(P, q, parameters)
 
 

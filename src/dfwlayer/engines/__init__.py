@@ -9,7 +9,8 @@ everything. Another engine is one more module with a ``locate`` and one more ent
 - `eager`: everything.
 
 Before all of them `solve` asks `compiled`, which takes arguments as they were given and answers for
-single problems of a batch, on a GPU by `programs`; what they leave becomes a task.
+single problems of a batch, on a GPU by `programs`; what they leave becomes a task. Small ones that
+are left on a GPU are taken to the CPU by `host`, where all of this is asked once more.
 """
 
 from dfwlayer.engines import eager, graph

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from dfwlayer.certificate import certify
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.engines import eager
 from dfwlayer.engines.base import Located, Task
 from dfwlayer.engines.careful import out_of_range
-from dfwlayer.methods.base import Outcome, Problem
+from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.graphs import may_record, replay
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
 from dfwlayer.solution import Status
 
-__all__ = ["Recorded", "locate"]
+__all__ = ["Recorded", "locate", "records"]
 
 LEAST_STEPS = 200  # a recording takes its steps without looking at ``max_steps``
 ATTEMPTS = 3  # recordings that go on where the last one ended
@@ -49,16 +51,22 @@ def locate(task: Task) -> Located | None:
     return _recorded(task, ATTEMPTS)
 
 
+def records(objective: Objective, constraint: Constraint, settings: Settings) -> bool:
+    """Whether such a solve may be recorded, once its tensors are on a GPU."""
+    if settings.mode != "implicit" or settings.callback is not None:
+        return False
+    if settings.max_steps < LEAST_STEPS or not objective.recordable:
+        return False
+    able = getattr(settings.method, "recordable", False)
+    return able and constraint.as_recordable() is not None
+
+
 def _recorded(task: Task, attempts: int) -> Recorded | None:
     objective, constraint, settings = task.objective, task.constraint, task.settings
-    if objective.device.type != "cuda" or settings.mode != "implicit":
+    if objective.device.type != "cuda" or not records(objective, constraint, settings):
         return None
-    able = getattr(settings.method, "recordable", False) and objective.recordable
-    recordable = constraint.as_recordable() if able else None
-    if recordable is None:
-        return None
-    if settings.max_steps < LEAST_STEPS or settings.callback is not None:
-        return None
+    recordable = constraint.as_recordable()
+    assert recordable is not None
     given = (objective, constraint, task.start)
     tensors = tensors_in(given)
     if not may_record(tensors):

@@ -16,6 +16,7 @@ from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
 from dfwlayer.engines.compiled.budgets import budgets_of
 from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, search, table
+from dfwlayer.engines.compiled.kernels.constants import FLATTEST, STEEPEST
 from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
@@ -23,7 +24,6 @@ from dfwlayer.engines.compiled.threads import spread
 
 __all__ = ["Polytopes", "sets_of"]
 
-FLATTEST, STEEPEST = 1.05, 40.0  # p of the balls whose powers leave enough digits
 KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
 
 

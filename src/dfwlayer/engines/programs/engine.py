@@ -19,6 +19,9 @@ def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
         return None
     parts = found.value, found.gap, found.steps, found.status
     value, gap, steps, status = parts if layout.batch is not None else (part[0] for part in parts)
-    carried = carrying(layout, found, value, arguments, settings)
+    carried = carrying(layout, found, value, arguments, settings)  # while the GPU is at work
     x, value = (layout.fresh(found), value) if carried is None else carried
-    return Attempt(Solution(x, value, gap, steps, status), found.left)
+    count, left = found.left()
+    if count == len(found.x):
+        return None
+    return Attempt(Solution(x, value, gap, steps, status), left)

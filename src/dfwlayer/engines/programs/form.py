@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
-from dfwlayer.constraints.region import Block, Flat, Linear, Round
+from dfwlayer.constraints.region import Block, Flat, Linear, Power, Round
 from dfwlayer.engines.compiled.arrays import Batch
+from dfwlayer.engines.compiled.kernels.constants import FLATTEST, STEEPEST
 from dfwlayer.engines.compiled.kernels.table import BUDGET, EQUATION
 from dfwlayer.objectives.base import Objective
 
@@ -60,7 +61,7 @@ class Form:
     matrix: Tensor | None
     vector: Tensor
     squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
-    sets: FlatForm | Linear | Round
+    sets: FlatForm | Linear | Power | Round
     n: int
     batch: int | None
     dtype: torch.dtype
@@ -92,10 +93,12 @@ def form_of(
     return Form(matrix, vector, squared, sets, n, batch.size, vector.dtype)
 
 
-def _sets(form: Sequence[Block], n: int, batch: Batch) -> FlatForm | Linear | Round | None:
+def _sets(form: Sequence[Block], n: int, batch: Batch) -> FlatForm | Linear | Power | Round | None:
     """Blocks in normal form, if their tensors fit."""
-    if isinstance(form[0], Round):
+    if isinstance(form[0], Round | Power):
         fit = len(form) == 1 and all(batch.fits(part, 1) for part in form[0][1:])
+        if isinstance(form[0], Power):
+            fit = fit and FLATTEST <= form[0].p <= STEEPEST
         return form[0] if fit else None
     if isinstance(form[0], Linear):
         only = form[0]

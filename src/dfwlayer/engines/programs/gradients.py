@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import narrowed
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.programs.form import Form
 
-__all__ = ["envelope", "is_own", "of_shared", "of_squares", "summed"]
+__all__ = ["envelope", "is_own", "narrowed", "of_shared", "of_squares", "summed"]
 
 
 def is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
@@ -20,10 +19,18 @@ def is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
     return tensor is not None and tensor.dim() > rank and len(tensor) == batch
 
 
+def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype; a number that it cannot hold is none, and NaN, which has arrived, goes on."""
+    if dtype == gradient.dtype:
+        return gradient
+    narrow = gradient.to(dtype)
+    return torch.where(torch.isinf(narrow), 0, narrow)
+
+
 def summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
     """One gradient for each problem, summed over what shares the tensor."""
     if each.dtype == like.dtype and each.numel() == like.numel():
-        return each.view(like.shape)
+        return each if each.shape == like.shape else each.view(like.shape)
     if like.dim() < each.dim():
         each = each.sum(0)
     elif like.dim() > each.dim():

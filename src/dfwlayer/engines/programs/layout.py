@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Linear, Round
-from dfwlayer.engines.compiled.answer import Gradients, spoiled
+from dfwlayer.constraints.region import Linear, Power, Round
+from dfwlayer.engines.compiled.answer import Gradients, asks, spoiled
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.compiled.kernels.table import BUDGET
 from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
@@ -24,6 +25,7 @@ from dfwlayer.engines.programs.kernels import (
     ball,
     polyhedron,
     polyhedron_adjoint,
+    power,
     projection,
     search,
 )
@@ -38,10 +40,10 @@ from dfwlayer.engines.programs.launch import (
 )
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import where_rows
 
 __all__ = ["Layout", "lay_out"]
 
+NARROW = 64  # coordinates up to which an inverse is in float64, and found again sooner than read
 ENTRIES = 10**5  # of one matrix of least squares, whose square is formed
 # eps and the largest number of a dtype, and numbers whose products of three and squares are numbers
 LIMITS = {
@@ -73,6 +75,7 @@ class Body(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]  # of what one problem has of each
     constants: dict[str, Any]  # what kernels are compiled for
     state: int  # how many numbers of a solution are kept
+    keeps: bool = False  # the inverse on a face may be handed from the search to the adjoint
     counts: tuple[int, ...] = ()  # of rows of each kind
     rows: Mapping[int, slice] = MappingProxyType({})  # tensors of rows: where these are in `state`
 
@@ -88,11 +91,23 @@ class Found(NamedTuple):
     x: Tensor
     value: Tensor
     gap: Tensor
-    steps: Tensor
     status: Tensor
-    left: Tensor | None  # mask of the problems that were left, None if none was
+    steps: Tensor
     codes: Tensor  # (2, B): what became of a problem, and steps
     state: Tensor  # (B, ·): x, then the multipliers and where coordinates are held
+    factor: Tensor | None  # (B, n, n): the inverse on the face of the solution
+    counter: Tensor  # of the problems that all programs of the device have left
+    before: int  # what it was when the host last looked
+
+    def left(self) -> tuple[int, Tensor | None]:
+        """How many problems were left, and a mask of them; the only time that the host waits."""
+        device = self.x.device
+        now = _seen[device] = int(self.counter)
+        if now == self.before:
+            return 0, None
+        left = self.status != SOLVED
+        count = int(left.sum())  # another thread may have left some
+        return count, left if count else None
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,10 @@ class Layout:
         x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
         codes = like.new_empty((2, batch), dtype=torch.int64)
         state = like.new_empty((batch, self.body.state), dtype=torch.float64)
+        factor = None
+        if self._keeps():
+            factor = like.new_empty((batch, n, n), dtype=torch.float32)
+        kept = (factor,) if self.body.keeps else ()
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
         (P, q, A, b), body = self.objective, self.body
@@ -133,22 +152,14 @@ class Layout:
             body.search,
             batch,
             like,
-            (*tensors, x, values, codes, state, counter),
+            (*tensors, x, values, codes, state, *kept, counter),
             (*strides, n, m, *body.counts, batch, _below(settings.tol), most),
             self._constants("EPS", "MAX", "LARGEST"),
             self.options,
         )
-        # the only time that the host waits
-        now = _seen[like.device] = int(counter)
         value, gap = values.unbind()
-        status, steps = codes.unbind()
-        left = status != SOLVED if now != before else None
-        if left is not None:  # another thread may have left some
-            count = int(left.sum())
-            if count == batch:
-                return None
-            left = left if count else None
-        return Found(x, value, gap, steps, status, left, codes, state)
+        status, taken = codes.unbind()
+        return Found(x, value, gap, status, taken, codes, state, factor, counter, before)
 
     def fresh(self, found: Found) -> Tensor:
         """As it was written first."""
@@ -160,11 +171,8 @@ class Layout:
         return x[0] if self.batch is None else x
 
     def gradients(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
-        """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
-        v = v.reshape(found.x.shape)
-        lost = ~torch.isfinite(v).all(-1)
-        gradients = self.pullback(asked, found, where_rows(~lost, v, 0))
-        return spoiled(gradients, lost, self._matrices)
+        """Those of `pullback`; programs let NaN, which comes from elsewhere, go on."""
+        return self.pullback(asked, found, v if v.dim() == 2 else v.reshape(found.x.shape))
 
     def gradients_of_value(
         self, asked: Sequence[bool], found: Found, w: Tensor
@@ -208,12 +216,13 @@ class Layout:
             (self.objective.P, *(body.parts[i] for i in body.needed)),
             (3, *(body.widths[i] for i in body.needed)),
         )
+        kept = (found.factor,) if body.keeps else ()
         missing = [None] * (len(shapes) - len(targets))
         launch(
             body.adjoint,
             batch,
             like,
-            (*tensors, codes, state, v, u, *targets, *missing),
+            (*tensors, codes, state, *kept, v, u, *targets, *missing),
             (*strides, *v.stride(), n, *body.counts),
             self._constants("MAX"),
             self.options,
@@ -236,16 +245,29 @@ class Layout:
         """Which of `tensors` they are."""
         return 0, *(2 + place for place in self.body.rows)
 
-    def _constants(self, *names: str) -> dict[str, Any]:
+    def _keeps(self) -> bool:
+        """Whether a gradient may be asked for and the inverse, in float32, takes long to find."""
+        wide = self.objective.P is not None and self.options["N"] > NARROW
+        return self.body.keeps and wide and asks(self.tensors)
+
+    def _constants(self, *names: str) -> Mapping[str, Any]:
         """What a kernel is compiled for."""
-        limits = LIMITS[self.form.dtype]
-        return {
-            **self.body.constants,
-            "DENSE": self.objective.P is not None,
-            **{name: limits[name] for name in names},
-            "N": self.options["N"],
-            "C": self.options["C"],
-        }
+        own = tuple(self.body.constants.items())
+        shape = self.options["N"], self.options["C"]
+        return _constants_of(own, self.objective.P is not None, self.form.dtype, names, *shape)
+
+
+@lru_cache(maxsize=256)
+def _constants_of(
+    own: tuple[tuple[str, Any], ...],
+    dense: bool,
+    dtype: torch.dtype,
+    names: tuple[str, ...],
+    lanes: int,
+    columns: int,
+) -> Mapping[str, Any]:
+    limits = {name: LIMITS[dtype][name] for name in names}
+    return {**dict(own), "DENSE": dense, **limits, "N": lanes, "C": columns}
 
 
 def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
@@ -255,7 +277,7 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     sets, like = form.sets, form.vector
     n = form.n
-    if isinstance(sets, Round):
+    if isinstance(sets, Round | Power):
         body: Body | None = _ball(sets, n, like)
     elif isinstance(sets, Linear):
         body = _polyhedron(sets, n, like)
@@ -292,24 +314,21 @@ def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:
         ((n,), (n,), (n,), (), (n,), ()),
         {"KIND": kind, "CUT": len(rows) > 1},
         2 * n + 2,
+        keeps=True,
     )
 
 
-def _ball(sets: Round, n: int, like: Tensor) -> Body:
-    """A weight and a radius."""
+def _ball(sets: Round | Power, n: int, like: Tensor) -> Body:
+    """A weight and a radius, and p where it is not 2."""
     values = sets.weight, sets.radius
     parts = tuple(strided(part, 1, like) for part in values)
-    return Body(
-        ball.search,
-        ball.adjoint,
-        parts,
-        (2, 1),
-        (0, 1),
-        tensors_of(*values),
-        ((n,), ()),
-        {},
-        2 * n + 2,
-    )
+    tensors, shapes = tensors_of(*values), ((n,), ())
+    if isinstance(sets, Power):
+        parts = *parts, strided(sets.p, 0, like)
+        kernels, needed = (power.search, power.adjoint), (0, 1, 2)
+        return Body(*kernels, parts, (2, 1, 1), needed, tensors, shapes, {}, 2 * n + 2)
+    kernels = ball.search, ball.adjoint
+    return Body(*kernels, parts, (2, 1), (0, 1), tensors, shapes, {}, 2 * n + 2)
 
 
 def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
@@ -329,6 +348,7 @@ def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
         ((g, n), (g,), (k, n), (k,), (n,), (n,)),
         {},
         2 * n + k + g + 1,
+        False,
         (k, g),
         {0: slice(n + k, n + k + g), 2: slice(n, n + k)},
     )

@@ -37,6 +37,7 @@ def _adjoint(
     normal,
     codes,  # (2, B)
     state,  # (B, 2n + 2)
+    factor,  # (B, n, n), what the search has kept of the inverse, or none
     v_in,  # (B, n), the gradient that arrives
     u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
     to_matrix,  # (B, n, n)
@@ -90,10 +91,13 @@ def _adjoint(
         M, matrix, sound = blank, blank, yes()
         if DENSE:
             matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-            M = matrix.to(tl.float64 if N <= 64 else tl.float32)
-            row, column = outer_index(N, C)
-            diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
-            M, sound = invert(M, free, lane < 0, diagonal, n, N, C)
+            if factor is not None:
+                M = matrix_of(factor + b * n * n, n, 1, n, N, C)
+            else:
+                M = matrix.to(tl.float64 if N <= 64 else tl.float32)
+                row, column = outer_index(N, C)
+                diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
+                M, sound = invert(M, free, lane < 0, diagonal, n, N, C)
         own, other, tied_to, also, one, both, two, tight = tie(
             M, free, a, c, x, first, KIND, CUT, DENSE, N, C
         )
@@ -129,24 +133,25 @@ def _adjoint(
         if CUT:
             rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N, C)
+    spoil = tl.sum(v - v)
+    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_lower is not None:
-        stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell)
+        stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell, spoil)
     if to_upper is not None:
-        stored(to_upper, at, tl.where(places == HIGH, rest, 0.0), cell)
+        stored(to_upper, at, tl.where(places == HIGH, rest, 0.0), cell, spoil)
     if to_slope is not None:
         pull = -(first * u + nu * x)
         if KIND == BUDGET:
             pull = pull * slope_of(
                 tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0)), x, KIND
             )
-        stored(to_slope, at, pull, cell)
+        stored(to_slope, at, pull, cell, spoil)
     if to_normal is not None:
-        stored(to_normal, at, -(second * u + mu * x), cell)
+        stored(to_normal, at, -(second * u + mu * x), cell, spoil)
     if to_total is not None:
-        stored(to_total, b, nu, b >= 0)
+        stored(to_total, b, nu, b >= 0, spoil)
     if to_level is not None:
-        stored(to_level, b, mu, b >= 0)
+        stored(to_level, b, mu, b >= 0, spoil)
 
 
 adjoint = entry(_adjoint)

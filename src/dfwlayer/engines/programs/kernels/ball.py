@@ -252,7 +252,7 @@ def _adjoint(
     signed = entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, v_in).to(tl.float64)
     t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
     w = tl.abs(signed)
-    u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
+    u, nu, spoil = tl.zeros((N,), tl.float64), number(0.0, x), tl.sum(v - v)
     if arrived(codes, b, v, N):
         matrix = u
         if DENSE:
@@ -269,13 +269,13 @@ def _adjoint(
         size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
         sound = sound & (size < MAX)
         u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N, C)
+    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_weight is not None:
         # of λW²x, which has no other part along u, and of ‖Wx‖ − t
         pull = 2 * multiplier * u + nu * x / t
-        stored(to_weight, at, -signed * x * pull, cell)
+        stored(to_weight, at, -signed * x * pull, cell, spoil)
     if to_radius is not None:
-        stored(to_radius, b, nu, b >= 0)
+        stored(to_radius, b, nu, b >= 0, spoil)
 
 
 search, adjoint = entry(_search), entry(_adjoint)

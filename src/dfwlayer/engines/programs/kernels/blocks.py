@@ -27,6 +27,7 @@ __all__ = [
     "flip",
     "has",
     "jit",
+    "kept",
     "largest",
     "matrix_of",
     "number",
@@ -79,11 +80,15 @@ def entries(pointer, b, row, column, lane, cell, other, like):
 
 
 @jit
-def stored(pointer, at, value, cell):
-    """Write numbers in the dtype they are kept in; one that it cannot hold is none."""
+def stored(pointer, at, value, cell, spoil=0.0):
+    """Write numbers in the dtype they are kept in; one that it cannot hold is none.
+
+    ``spoil`` is added, 0 or the NaN of a gradient that arrives, which goes on.
+    """
     narrow = value.to(pointer.dtype.element_ty)
     finite = (narrow - narrow) == 0
-    tl.store(pointer + at, tl.where(finite, narrow, 0.0), mask=cell)
+    narrow = tl.where(finite, narrow, 0.0) + spoil
+    tl.store(pointer + at, narrow.to(pointer.dtype.element_ty), mask=cell)
 
 
 @jit
@@ -199,6 +204,13 @@ def matrix_of(P, row_stride, column_stride, n, N: tl.constexpr, C: tl.constexpr)
     row, column = outer_index(N, C)
     at = row * row_stride + column * column_stride
     return tl.load(P + at, mask=(row < n) & (column < n), other=0.0)
+
+
+@jit
+def kept(pointer, M, b, n, N: tl.constexpr, C: tl.constexpr):
+    """Write a matrix of problem b, (n, n)."""
+    row, column = outer_index(N, C)
+    tl.store(pointer + b * n * n + row * n + column, M, mask=(row < n) & (column < n))
 
 
 @jit

@@ -84,14 +84,15 @@ def arrived(codes, b, v, N: tl.constexpr):
 
 
 @jit
-def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, N: tl.constexpr, C: tl.constexpr):
+def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr, C: tl.constexpr):
     """Write u, and the gradients −(uxᵀ + xuᵀ)/2 in P and −u in q that follow, where asked for."""
     at = b * n + tl.arange(0, N)
     if u_out is not None:
-        stored(u_out, at, u, cell)
+        stored(u_out, at, u, cell, spoil)
     if to_vector is not None:
-        stored(to_vector, at, -u, cell)
+        stored(to_vector, at, -u, cell, spoil)
     if to_matrix is not None:
         row, column = outer_index(N, C)
         outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
-        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, (row < n) & (column < n))
+        own = (row < n) & (column < n)
+        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, own, spoil)

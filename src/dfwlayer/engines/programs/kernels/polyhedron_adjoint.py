@@ -134,28 +134,29 @@ def _adjoint(
         w = tl.where(good, w, 0.0)
         rest = tl.where(good, tl.where(coordinate & (free == 0), rest, 0.0), 0.0)
     tl.debug_barrier()
-    tl.store(scratch + lane, w, mask=cell)
+    spoil = tl.sum(v - v)
+    tl.store(scratch + lane, w + spoil, mask=cell)
     if to_vector is not None:
-        stored(to_vector, b * n + lane, -w, coordinate)
+        stored(to_vector, b * n + lane, -w, coordinate, spoil)
     if to_sides is not None:
-        stored(to_sides, b * g + lane - n - k, w, row & (equation == 0))
+        stored(to_sides, b * g + lane - n - k, w, row & (equation == 0), spoil)
     if to_totals is not None:
-        stored(to_totals, b * k + lane - n, w, equation)
+        stored(to_totals, b * k + lane - n, w, equation, spoil)
     if to_lower is not None:
-        stored(to_lower, b * n + lane, tl.where(bound < 0, rest, 0.0), coordinate)
+        stored(to_lower, b * n + lane, tl.where(bound < 0, rest, 0.0), coordinate, spoil)
     if to_upper is not None:
-        stored(to_upper, b * n + lane, tl.where(bound < 0, 0.0, rest), coordinate)
+        stored(to_upper, b * n + lane, tl.where(bound < 0, 0.0, rest), coordinate, spoil)
     if (to_matrix is not None) | (to_rows is not None) | (to_equations is not None):
         i, j = outer_index(N, C)
         outer = w[None, :, None] * across(z, N, C) + z[None, :, None] * across(w, N, C)
         if to_matrix is not None:
-            stored(to_matrix, b * n * n + i * n + j, -0.5 * outer, (i < n) & (j < n))
+            stored(to_matrix, b * n * n + i * n + j, -0.5 * outer, (i < n) & (j < n), spoil)
         if to_rows is not None:
             mine = (i >= n + k) & (i < n + ties) & (j < n)
-            stored(to_rows, (b * g + i - n - k) * n + j, -outer, mine)
+            stored(to_rows, (b * g + i - n - k) * n + j, -outer, mine, spoil)
         if to_equations is not None:
             mine = (i >= n) & (i < n + k) & (j < n)
-            stored(to_equations, (b * k + i - n) * n + j, -outer, mine)
+            stored(to_equations, (b * k + i - n) * n + j, -outer, mine, spoil)
 
 
 adjoint = entry(_adjoint)

@@ -17,6 +17,7 @@ from dfwlayer.engines.programs.kernels.blocks import (
     entries,
     entry,
     jit,
+    kept,
     matrix_of,
     number,
     sign_of,
@@ -106,6 +107,7 @@ def _search(
     values,  # (2, B): f and the gap
     codes,  # (2, B): what became of it, and steps
     state,  # (B, 2n + 2): x, where coordinates are held, two multipliers
+    factor,  # (B, n, n), the inverse on the face of the solution, or none
     left,  # (1,), one is added for each problem that is left to others
     p_batch,
     p_row,
@@ -298,6 +300,8 @@ def _search(
     tl.store(state + n + lane, places.to(tl.float64), mask=cell)
     tl.store(state + 2 * n, tl.where(answered, first, 0.0))
     tl.store(state + 2 * n + 1, tl.where(answered, second, 0.0))
+    if factor is not None:
+        kept(factor, M, b, n, N, C)
     told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
