@@ -122,8 +122,10 @@ def settle(body, blocks, places, x, eps, sides):
                 size = size if places[i] == place.FREE else 0.0
                 if size > best:
                     best, one = size, i
-            if one < 0:
-                return False
+            if one < 0:  # bounds alone hold this row
+                if _off(body, row, x, eps) or (last - row > 1 and _off(body, row + 1, x, eps)):
+                    return False
+                break
             a = slope(body, row, one, sides)
             if last - row == 1:
                 x[one] = rounded(x[one] + here / a, eps)

@@ -127,6 +127,26 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
 
 
 @kernel
+def _snap(body, x, places):
+    """Hold coordinates at the bounds that they are at to rounding; whether there are any.
+
+    Caps that add up to a total, but for the last digit, leave one of them a little free.
+    """
+    found, widest = False, 0.0
+    for i in range(len(x)):
+        widest = max(widest, abs(x[i]))
+    for i in range(len(x)):
+        low, high = body[table.LOWER, i], body[table.UPPER, i]
+        if places[i] != place.FREE or low == high:
+            continue
+        if np.isfinite(high) and high - x[i] <= CLEAR * DOUBLE * max(widest, abs(high)):
+            places[i], found = place.HIGH, True
+        elif np.isfinite(low) and x[i] - low <= CLEAR * DOUBLE * max(widest, abs(low)):
+            places[i], found = place.LOW, True
+    return found
+
+
+@kernel
 def _stand(body, x, places, multipliers, sides):
     """The face that x lies on: places, signs, and which budgets hold (a multiplier of 1)."""
     n, k = len(x), len(body)
@@ -246,6 +266,11 @@ def _polish(
         if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
             return SINGULAR, faces, spent
         verdict = judge(q, body, places, multipliers, best, py, bound, sides)
+        if verdict == DOUBTFUL and _snap(body, best, places):
+            if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
+                return DOUBTFUL, faces, spent
+            verdict = judge(q, body, places, multipliers, best, py, bound, sides)
+            return verdict if verdict == CLEARLY else DOUBTFUL, faces, spent
         if verdict != WRONG:
             return verdict, faces, spent
         reach, stop, at = _reach(body, x, best, places, holding, sides)

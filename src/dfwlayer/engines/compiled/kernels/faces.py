@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dfwlayer.engines.compiled.kernels import place, table
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
@@ -29,6 +32,8 @@ __all__ = [
     "X",
     "Y",
     "Z",
+    "holds",
+    "is_tied",
     "minimise",
     "prepare",
     "slope",
@@ -54,9 +59,25 @@ def slope(body, row, i, sides):
 
 
 @kernel
+def holds(body, row, multipliers):
+    """Whether a row is met with equality: an equation, or a budget with a force."""
+    return body[row, table.KIND] == table.EQUATION or multipliers[row] > 0
+
+
+@kernel
+def is_tied(body, row, places, sides):
+    """Whether no coordinate that is free moves a row: bounds alone hold what is in it."""
+    for i in range(len(places)):
+        if places[i] == place.FREE and slope(body, row, i, sides) != 0:
+            return False
+    return True
+
+
+@kernel
 def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
+    Rows that are tied by bounds alone are left out.
     L may have been ``kept`` from when the face was last prepared.
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
     The integers in ``index`` are the free coordinates, and from n on the rows that hold.
@@ -68,7 +89,7 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
             index[free] = i
             free += 1
     for row in range(table.ROWS, k):
-        if body[row, table.KIND] == table.EQUATION or multipliers[row] > 0:
+        if holds(body, row, multipliers) and not is_tied(body, row, places, work[SIDES]):
             index[n + held] = row
             held += 1
     if held > free:
@@ -115,6 +136,62 @@ def solve(k, free, held, dense, work, ties, L, schur):
 
 
 @kernel
+def _limits(body, row, i, where, r, hold, side):
+    """Between which forces of a row a coordinate stays where it is held.
+
+    r is ∇f with the forces of the other equations, ``hold`` what the other budgets weigh on it.
+    """
+    a, budget = body[row, i], body[row, table.KIND] == table.BUDGET
+    if where == place.ZERO:
+        if budget:
+            return (abs(r) - hold) / a, np.inf
+        one, two = (-hold - r) / a, (hold - r) / a
+        return min(one, two), max(one, two)
+    c = a * side if budget else a
+    if c == 0:
+        return -np.inf, np.inf
+    at = -(r + hold * side) / c
+    if (where == place.LOW) == (c > 0):
+        return at, np.inf
+    return -np.inf, at
+
+
+@kernel
+def _tie(body, row, places, q, px, x, multipliers, sides):
+    """A force of a row that bounds alone tie: the middle of those that keep all where they are.
+
+    False where there is none, or where another row is tied by the same coordinates. A force that
+    was not found yet is NaN.
+    """
+    budget = body[row, table.KIND] == table.BUDGET
+    least, most = 0.0 if budget else -np.inf, np.inf
+    total = size = 0.0
+    for i in range(len(x)):
+        if body[row, i] == 0:
+            continue
+        term = body[row, i] * (abs(x[i]) if budget else x[i])
+        total += term
+        size += abs(term)
+        if body[table.LOWER, i] == body[table.UPPER, i]:
+            continue
+        r, hold = px[i] + q[i], 0.0
+        for other in range(table.ROWS, len(body)):
+            if other == row or body[other, i] == 0:
+                continue
+            if np.isnan(multipliers[other]):
+                return False
+            if body[other, table.KIND] == table.BUDGET:
+                hold += multipliers[other] * body[other, i]
+            else:
+                r += multipliers[other] * body[other, i]
+        low, high = _limits(body, row, i, places[i], r, hold, sides[i])
+        least, most = max(least, low), min(most, high)
+    multipliers[row] = 0.5 * (least + most)
+    off = abs(total - body[row, table.TOTAL])
+    return np.isfinite(multipliers[row]) and off <= CLEAR * DOUBLE * size
+
+
+@kernel
 def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
     """The minimiser x of f on the face, and the multipliers of the rows; False if singular.
 
@@ -134,8 +211,11 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
             if where == place.LOW
             else (body[table.UPPER, i] if where == place.HIGH else 0.0)
         )
-    for row in range(k):
+    for row in range(table.ROWS):
         multipliers[row] = 0.0
+    for row in range(table.ROWS, k):
+        tied = holds(body, row, multipliers) and is_tied(body, row, places, sides)
+        multipliers[row] = np.nan if tied else 0.0
     for attempt in range(3):  # the second time for the rounding of the first
         product(P, x, py)
         if attempt == 2:
@@ -157,4 +237,7 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
             x[index[a]] += z[a]
         for j in range(held):
             multipliers[index[n + j]] += ties[FOUND, j]
+    for row in range(table.ROWS, k):
+        if np.isnan(multipliers[row]) and not _tie(body, row, places, q, py, x, multipliers, sides):
+            return False
     return True

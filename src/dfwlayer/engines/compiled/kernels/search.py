@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels import outcome, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, relaxed_gap, settle
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
@@ -40,6 +40,8 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
+    holds,
+    is_tied,
     prepare,
     slope,
     solve,
@@ -145,6 +147,9 @@ def _on_disk(stamp):
             copy(work[SIDES], sides[b])
             values[0, b], values[1, b] = total, gap
             codes[0, b], codes[1, b] = outcome.SOLVED, taken
+            for row in range(table.ROWS, len(body)):
+                if holds(body, row, forces) and is_tied(body, row, where, work[SIDES]):
+                    codes[0, b] = outcome.TIED
 
     @entry
     def adjoint(
