@@ -200,3 +200,55 @@ def test_the_only_point_is_where_the_slope_ends():
         assert (sol.status != dfw.Status.MAX_STEPS).all()
         # f = ½‖Rx‖² + q_1 x_1 with x ≥ 0 is smallest at zero
         assert float(sol.x.abs().max()) <= 1e-9
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1.0, 1e15])
+@pytest.mark.parametrize("tilt", [0.0, 1e-14, 1e-12, 1e-9])
+def test_rows_alone_bound_a_slope_that_is_all_but_orthogonal_to_a_face(tilt, unit):
+    """Multipliers that steps found leave some of such a slope, and it falls along a line."""
+    n, rows = 5, 24
+    eye = torch.eye(n, dtype=F64)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * n)
+    T = eye + torch.triu(torch.randint(-2, 3, (n, n)).to(F64), 1)
+    G, h = torch.cat((T, -T)), unit * torch.ones(2 * n, dtype=F64)
+    vertices = unit * torch.linalg.solve_triangular(T, corners.mT, upper=True).mT
+    z = torch.rand(rows, 2 * n, dtype=F64) * (torch.rand(rows, 2 * n) < 0.25)
+    g = -z @ G
+    g = g + tilt * g.abs().amax(-1, keepdim=True) * torch.randn(rows, n, dtype=F64)
+    bound = dfw.Polyhedron(G, h).bind((n,), F64, torch.device("cpu"))
+    low, known = bound.lowest(g), (g @ vertices.mT).amin(-1)
+    size = (g.abs() @ vertices.abs().mT).amax(-1)
+    assert (low <= known + 1e-12 * size).all()
+    assert (low >= known - (1e-9 + 10 * tilt) * size).all()
+
+
+def test_few_vertices_that_are_left_are_looked_for_alone(monkeypatch):
+    """What a few problems of a batch take is not asked of the others, and is the same alone."""
+    n, rows = 5, 16
+    upper = torch.ones(n, dtype=F64)
+    pull = 0.3 * torch.rand(rows, n, dtype=F64)
+    pull[:13] += 50.0  # beyond what bends: the minimiser is a corner
+    sizes, whole = [], Problem.rows
+
+    def counted(problem, index):
+        sizes.append(len(index))
+        return whole(problem, index)
+
+    monkeypatch.setattr(Problem, "rows", counted)
+
+    def f(x, pull):
+        return (torch.cosh(2 * x) - pull * x).sum(-1) + x.sum(-1).square()
+
+    def solved(pull):
+        smooth = dfw.Smooth(f, pull, shape=(n,))
+        return dfw.solve(smooth, dfw.Box(-upper, upper), method="active-set")
+
+    sol = solved(pull)
+    assert sizes
+    assert max(sizes) <= rows // 4
+    assert sol.converged.all()
+    assert (sol.x[:13] == upper).all()
+    for i in (0, 13, 15):
+        single = solved(pull[i])
+        torch.testing.assert_close(sol.x[i], single.x, rtol=1e-6, atol=1e-6)
+        assert sol.num_steps[i] == single.num_steps
