@@ -252,3 +252,41 @@ def test_few_vertices_that_are_left_are_looked_for_alone(monkeypatch):
         single = solved(pull[i])
         torch.testing.assert_close(sol.x[i], single.x, rtol=1e-6, atol=1e-6)
         assert sol.num_steps[i] == single.num_steps
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("tilt", [1e-16, 1e-15, 1e-14, 1e-12, 1e-6, 1.0])
+def test_vertices_of_a_disc_are_in_its_plane_whatever_the_slope(dtype, tilt):
+    """At a solution inside of the disc ∇f is along the normal, but for its last digits."""
+    rows, n = 64, 5
+    a = torch.randn(rows, n, dtype=dtype)
+    level = 0.4 * a.double().norm(dim=-1).to(dtype)
+    disc = dfw.PlaneCut(dfw.LpBall(2, 1.0), a, level)
+    g = (3 * a.double() + tilt * torch.randn(rows, n, dtype=F64)).to(dtype)
+    s = disc.bind((n,), dtype, torch.device("cpu")).vertex(g).double()
+    eps, wide = torch.finfo(dtype).eps, a.double()
+    terms = (wide * s).abs().sum(-1) + level.abs()
+    assert ((wide * s).sum(-1) - level).abs().le(8 * eps * terms).all()
+    assert (s.norm(dim=-1) <= 1 + 8 * eps).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "active-set", "frank-wolfe"])
+def test_solutions_inside_of_a_disc(method):
+    """No point of the plane is better than the minimiser in it, which has a formula."""
+    rows, n = 32, 5
+    a, b = torch.randn(rows, n, dtype=F64), 0.2 * torch.randn(rows, dtype=F64)
+    z = 0.3 * torch.randn(rows, n, dtype=F64)
+    sol = dfw.solve(
+        dfw.Quadratic(None, -z),
+        dfw.PlaneCut(dfw.LpBall(2, 5.0), a, b),
+        method=method,
+        max_steps=400,
+    )
+    away = ((a * z).sum(-1) - b) / a.square().sum(-1)
+    exact = z - away.unsqueeze(-1) * a
+    least = (0.5 * exact.square() - z * exact).sum(-1)
+    assert (sol.value >= least - 1e-12).all()
+    assert (sol.value - least <= sol.gap + 1e-12).all()
+    assert ((a * sol.x).sum(-1) - b).abs().max() <= 1e-13
+    if method != "frank-wolfe":
+        assert (sol.value - least <= 1e-4 * least.abs() + 1e-9).all()
