@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
+from dfwlayer.constraints.balls import lp_projection
 from dfwlayer.engines import compiled
 from dfwlayer.methods.base import Problem, confirmed
 
@@ -290,3 +291,46 @@ def test_solutions_inside_of_a_disc(method):
     assert ((a * sol.x).sum(-1) - b).abs().max() <= 1e-13
     if method != "frank-wolfe":
         assert (sol.value - least <= 1e-4 * least.abs() + 1e-9).all()
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-14, 1e-12, 1e-9])
+@pytest.mark.parametrize("kind", ["transport", "open upwards"])
+def test_rows_and_bounds_on_one_side_prove_what_is_lowest(kind, tilt):
+    """As above, with coordinates that bounds hold by large forces beside those that rows hold."""
+    rows, m, k = 16, 2, 3
+    r, c = torch.tensor([4.0, 1.0], dtype=F64), torch.tensor([1.0, 3.0, 1.0], dtype=F64)
+    # a slope u_i + v_j + z_ij with z ≥ 0 is lowest wherever z is zero, if there is such a plan
+    u, v = 100 * torch.randn(rows, m, 1, dtype=F64), 100 * torch.randn(rows, 1, k, dtype=F64)
+    held = torch.zeros(m, k, dtype=F64)
+    held[1, 0] = 600.0
+    g = (u + v + held + tilt * 100 * torch.randn(rows, m, k, dtype=F64)).flatten(1)
+    known = (u.squeeze(-1) * r).sum(-1) + (v.squeeze(-2) * c).sum(-1)
+    if kind == "transport":
+        plans = dfw.Transport(r, c)
+    else:
+        eye = torch.eye(m * k, dtype=F64).reshape(m, k, m * k)
+        A, b = torch.cat((eye.sum(1), eye.sum(0))), torch.cat((r, c))
+        plans = dfw.Polyhedron(A=A, b=b, lower=0.0)
+    low = plans.bind((m * k,), F64, torch.device("cpu")).lowest(g)
+    assert (low - known).abs().max() <= (1e-9 + 10 * tilt) * 1e3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_points_inside_of_a_ball_do_not_prolong_the_projection_of_others(weighted, monkeypatch):
+    """Their multiplier is zero, and a step that would make it negative is none."""
+    w = 0.5 + torch.rand(8, 5, dtype=F64) if weighted else torch.ones(8, 5, dtype=F64)
+    z = 5 * torch.randn(8, 5, dtype=F64)
+    steps, inner = [], lp_projection.dot
+    monkeypatch.setattr(lp_projection, "dot", lambda a, b: steps.append(1) or inner(a, b))
+
+    def projected(z):
+        steps.clear()
+        x = lp_projection.project_lp(2.0, w, torch.ones(8, dtype=F64), z)
+        return x, len(steps)
+
+    far, most = projected(z)
+    z[::2] *= 1e-3 / z[::2].norm(dim=-1, keepdim=True)
+    x, taken = projected(z)
+    assert (x[::2] == z[::2]).all()
+    torch.testing.assert_close(x[1::2], far[1::2], rtol=1e-14, atol=0)
+    assert taken <= most

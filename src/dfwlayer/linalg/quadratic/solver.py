@@ -187,9 +187,7 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
     blur = fall
     for _ in range(5):
-        endless = ((pushed > 0) & (program.lower == -torch.inf)) | (
-            (pushed < 0) & (program.upper == torch.inf)
-        )
+        endless = _endless(program, pushed)
         if not bool((endless & ~gone).any()):
             break
         gone = gone | endless
@@ -228,6 +226,7 @@ def least_value(program: Program | Thin) -> Tensor:
         nu, z = found.nu[index], found.z[index]
         z = torch.cat((z[:, :m].clamp_min(0), torch.zeros_like(z[:, m:])), -1)
         rest = part.q + part.pulled(nu) + part.gathered(z)
+        rest = torch.where(_endless(part, rest), rest, 0)  # bounds hold what they can themselves
         size = rest.abs().amax(-1, keepdim=True)
         size = torch.where((size > 0) & torch.isfinite(size), size, 1)
         more = minimise(part.tilted(rest / size))
@@ -238,6 +237,13 @@ def least_value(program: Program | Thin) -> Tensor:
         gap = duality_gap(program, found, found.x, program.q)
     value: Tensor = (program.q * found.x).sum(-1) - gap
     return torch.where(found.endless, -torch.inf, value)
+
+
+def _endless(program: Program | Thin, slope: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    """The coordinates along which a slope falls and no bound ends it."""
+    return ((slope > 0) & (program.lower == -torch.inf)) | (
+        (slope < 0) & (program.upper == torch.inf)
+    )
 
 
 def _missed(program: Program | Thin, x: Tensor) -> Tensor:
