@@ -334,3 +334,26 @@ def test_points_inside_of_a_ball_do_not_prolong_the_projection_of_others(weighte
     assert (x[::2] == z[::2]).all()
     torch.testing.assert_close(x[1::2], far[1::2], rtol=1e-14, atol=0)
     assert taken <= most
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("off", [-1e-6, 0.0, 1e-6])
+def test_fits_that_a_ball_just_allows(dtype, off):
+    """f* is zero, or all but zero beside its terms: nothing has stalled where rounding is left."""
+    rows, n = 32, 3
+    A = torch.randn(rows, 1, n, dtype=F64)
+    x = A.mT.squeeze(-1) * torch.rand(rows, 1, dtype=F64)  # of least norm
+    radius = x.norm(dim=-1) * (1 + off)
+    upper = 2 * x.abs().amax(-1, keepdim=True).expand(rows, n)
+    A, b, radius, upper = (
+        t.to(dtype) for t in (A, (A @ x.unsqueeze(-1)).squeeze(-1), radius, upper)
+    )
+    cut = dfw.Intersection(dfw.LpBall(2, radius), dfw.Box(-upper, upper))
+    for engine in (True, False):
+        with compiled.using(engine):
+            sol = dfw.solve(dfw.LeastSquares(A, b), cut)
+        arrived = (sol.status == dfw.Status.CONVERGED) | (sol.status == dfw.Status.ROUNDING_FLOOR)
+        assert arrived.all()
+        floor = 64 * torch.finfo(dtype).eps * b.square().sum(-1)
+        least = 0.5 * (min(off, 0) * b.double()).square().sum(-1)
+        assert (sol.value - least <= 1e-5 * least + floor).all()
