@@ -27,11 +27,13 @@ from dfwlayer_bench.fuzz import (
 from dfwlayer_bench.fuzz.balls import LpRow
 from dfwlayer_bench.fuzz.base import norm
 from dfwlayer_bench.fuzz.checks import Judge, fractions
+from dfwlayer_bench.fuzz.composed import CutRow
 from dfwlayer_bench.fuzz.data import LONG, Draw, Param, wide
 from dfwlayer_bench.fuzz.gradients import GradientProblem, solve_on_face
 from dfwlayer_bench.fuzz.grammar import BadCall, odd
 from dfwlayer_bench.fuzz.matrices import singular_values
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
+from dfwlayer_bench.fuzz.polyhedra import CappedRow
 from dfwlayer_bench.fuzz.problems import SETS, Problem
 from dfwlayer_bench.fuzz.run import Options, State, execute
 from dfwlayer_bench.fuzz.soak import flat
@@ -433,3 +435,48 @@ def test_what_rounding_makes_non_convex_is_told_from_what_is_not() -> None:
     params = problem.params | {"P": replace(problem.params["P"], value=P)}
     convex = Judge(replace(problem, params=params)).convex(np.ones((16, 5), LONG))
     assert np.flatnonzero(~convex).tolist() == [3]
+
+
+def test_a_level_that_rounding_put_out_of_reach_is_not_asked_of_float64() -> None:
+    """A set that is one point to float32 is none to float64; its neighbour is compared."""
+    row = CutRow(3, CappedRow(3))
+    params = {
+        "q": Param(np.zeros((2, 3)), True),
+        "P": Param(np.broadcast_to(np.eye(3), (2, 3, 3)).copy(), True),
+        "radius": Param(np.array([1.5, 1.0]), True, 1),
+        "cap": Param(np.full((2, 3), 0.5), True, 1),
+        "normal": Param(np.broadcast_to([0.1, 0.7, -0.3], (2, 3)).copy(), True),
+        "level": Param(np.array([0.25, 0.1]), True, 1),
+    }
+    params = {k: p.rounded("float32") for k, p in params.items()}
+    # the sum 1.5 leaves x = (½, ½, ½) alone, whose ⟨a, x⟩ is beside ¼ as a is rounded
+    problem = Problem(
+        0, 0, "PlaneCut", "one point", row, QuadraticRow(3, "own"), params, Units(), "float32",
+        "auto", 2, {}, ("precision",),
+    )  # fmt: skip
+    assert row.exists(problem.wide()).tolist() == [False, True]
+    assert kinds(problem) == set()
+
+
+def test_float32_beside_a_level_that_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that are left are still compared, and told by their place in the batch."""
+    row = CutRow(3, CappedRow(3))
+    params = {
+        "q": Param(np.array([[0.0, 0, 0], [1, -2, 3]]), True),
+        "P": Param(np.broadcast_to(np.eye(3), (2, 3, 3)).copy(), True),
+        "radius": Param(np.array([1.5, 1.0]), True, 1),
+        "cap": Param(np.full((2, 3), 0.5), True, 1),
+        "normal": Param(np.broadcast_to([0.1, 0.7, -0.3], (2, 3)).copy(), True),
+        "level": Param(np.array([0.25, 0.3]), True, 1),
+    }
+    params = {k: p.rounded("float32") for k, p in params.items()}
+    problem = Problem(
+        0, 0, "PlaneCut", "one point", row, QuadraticRow(3, "own"), params, Units(), "float32",
+        "auto", 2, {}, (),
+    )  # fmt: skip
+    judge_ = Judge(problem)
+    seen = judge_.solved(problem, "")
+    assert seen is not None
+    worse = replace(seen, x=np.array([seen.x[0], [0.5, 0.4, 0.1]], LONG))
+    judge_.precision(worse, np.array([True, True]))
+    assert [(f.kind, f.row) for f in judge_.failures] == [("precision", 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.hull import descend_over_hull
 from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.objectives.base import Objective
 
 __all__ = ["ActiveSet"]
 
@@ -37,6 +39,11 @@ class ActiveSet:
                 "of weight zero); use 'auto'"
             )
         face_of = constraint.hull_faces()
+
+        def apart(index: Tensor) -> tuple[Objective, Callable[[Tensor], Tensor]] | None:
+            part = problem.rows(index)
+            return None if part is None else (part.objective, part.constraint.vertex)
+
         with torch.no_grad():
             found = descend_over_hull(
                 objective,
@@ -46,6 +53,7 @@ class ActiveSet:
                 settings.max_steps,
                 settle=face_of is not None,
                 stopped=None if settings.callback is None else partial(settings.stopped, problem),
+                apart=apart,
             )
             face = None if face_of is None else face_of(found)
         return Outcome(found.x, found.num_steps, found.status, face=face)

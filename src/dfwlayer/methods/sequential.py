@@ -211,6 +211,13 @@ def _outcome(
     open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
+    # what f's own rounding may be all of: where f* is zero no gap is small beside it
+    sums = ((model.terms(at) + model.linear.abs()) * at.abs()).sum(-1)
+    blurred = gap <= 4 * torch.finfo(x.dtype).eps * (least + sums)
+    unfinished = (status == Status.STALLED) | (status == Status.MAX_STEPS)
+    status = torch.where(
+        unfinished & blurred & (found.missed <= FEASIBLE), int(Status.ROUNDING_FLOOR), status
+    )
     terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(

@@ -89,6 +89,10 @@ class SetRow(ABC):
         lowest: Array = (g * self.vertex(g, p)).sum(-1)
         return lowest
 
+    def exists(self, p: Wide) -> Array | None:
+        """Where the rounded parameters leave a point to the last digit, (B,); None: everywhere."""
+        return None
+
     def free(self, g: Array, p: Wide) -> Array | None:
         """Mask of coordinates without a bound on the side of −g, None if there is none."""
         return None

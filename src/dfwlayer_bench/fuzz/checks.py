@@ -326,6 +326,17 @@ class Judge:
         q, p = self.problem, self.p
         if q.dtype != "float32" or q.method not in ("auto", "projected-newton"):
             return
+        # numbers rounded to float32 may leave a set of one point to float32 and none to float64
+        exists = q.set.exists(p)
+        if exists is not None and not exists.all():
+            rows = np.flatnonzero(np.broadcast_to(exists, len(seen.x)))
+            if q.rows is None or not len(rows):
+                return
+            part = Judge(q.some(rows.tolist()))
+            part.precision(Seen(*(field[rows] for field in vars(seen).values())), sound[rows])
+            for f in part.failures:
+                self.fail(f.kind, None if f.row is None else int(rows[f.row]), f.message)
+            return
         try:
             with torch.no_grad(), limited(SECONDS):
                 double = Seen.of(q, q.solve(q.tensors("float64")))

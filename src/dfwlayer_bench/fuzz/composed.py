@@ -114,6 +114,13 @@ class CutRow(SetRow):
         plane = Excess("plane", np.abs((a * x).sum(-1) - b), terms)
         return [plane, *self.base.excess(x, p)]
 
+    def exists(self, p: Wide) -> Array:
+        """A level that was rounded may be out of reach of a set that is a point along a."""
+        a, b = self.of(p, "normal"), self.of(p, "level")
+        ends = [(a * self.base.vertex(sign * a, p)).sum(-1) for sign in (1, -1)]
+        reached: Array = (ends[0] <= b) & (b <= ends[1])
+        return reached
+
     def blur(self, x: Array, p: Wide) -> Array:
         return self.base.blur(x, p)
 

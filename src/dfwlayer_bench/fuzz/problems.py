@@ -327,7 +327,8 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
         method = "auto"
     if name == "Intersection" and method == "dfw":  # which says that it needs a soft vertex
         method = "auto"
-    many = method == "active-set" and not row.flat  # vertices without end
+    # vertices without end, and models of f that are right nowhere else: steps without end
+    many = method == "active-set" and not (row.flat and objective.quadratic)
     slow = (
         name in ("CustomSet", "PlaneCut", "Birkhoff", "Intersection")
         or method in ("frank-wolfe", "dfw")
@@ -347,7 +348,15 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     options: dict[str, Any] = {}
     programs = name in PROGRAMS and method != "auto"
     if method in ("frank-wolfe", "dfw") or many or programs:
-        steps = [0, 3, 10, 20] if programs else [0, 3, 20, 40] if many else [0, 3, 40, 150]
+        steps = (
+            [0, 3, 10, 20]
+            if programs
+            else [0, 3, 20, 40]
+            if many and not row.flat
+            else [0, 40, 250]
+            if many
+            else [0, 3, 40, 150]
+        )
         options["max_steps"] = int(rng.choice(steps))
     extra = ("alone", "nan", "scale", "precision", "gradient")
     checks = tuple(c for c in extra if rng.random() < 0.2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
+from dfwlayer.constraints.balls import lp_projection
 from dfwlayer.engines import compiled
 from dfwlayer.methods.base import Problem, confirmed
 
@@ -200,3 +201,159 @@ def test_the_only_point_is_where_the_slope_ends():
         assert (sol.status != dfw.Status.MAX_STEPS).all()
         # f = ½‖Rx‖² + q_1 x_1 with x ≥ 0 is smallest at zero
         assert float(sol.x.abs().max()) <= 1e-9
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1.0, 1e15])
+@pytest.mark.parametrize("tilt", [0.0, 1e-14, 1e-12, 1e-9])
+def test_rows_alone_bound_a_slope_that_is_all_but_orthogonal_to_a_face(tilt, unit):
+    """Multipliers that steps found leave some of such a slope, and it falls along a line."""
+    n, rows = 5, 24
+    eye = torch.eye(n, dtype=F64)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * n)
+    T = eye + torch.triu(torch.randint(-2, 3, (n, n)).to(F64), 1)
+    G, h = torch.cat((T, -T)), unit * torch.ones(2 * n, dtype=F64)
+    vertices = unit * torch.linalg.solve_triangular(T, corners.mT, upper=True).mT
+    z = torch.rand(rows, 2 * n, dtype=F64) * (torch.rand(rows, 2 * n) < 0.25)
+    g = -z @ G
+    g = g + tilt * g.abs().amax(-1, keepdim=True) * torch.randn(rows, n, dtype=F64)
+    bound = dfw.Polyhedron(G, h).bind((n,), F64, torch.device("cpu"))
+    low, known = bound.lowest(g), (g @ vertices.mT).amin(-1)
+    size = (g.abs() @ vertices.abs().mT).amax(-1)
+    assert (low <= known + 1e-12 * size).all()
+    assert (low >= known - (1e-9 + 10 * tilt) * size).all()
+
+
+def test_few_vertices_that_are_left_are_looked_for_alone(monkeypatch):
+    """What a few problems of a batch take is not asked of the others, and is the same alone."""
+    n, rows = 5, 16
+    upper = torch.ones(n, dtype=F64)
+    pull = 0.3 * torch.rand(rows, n, dtype=F64)
+    pull[:13] += 50.0  # beyond what bends: the minimiser is a corner
+    sizes, whole = [], Problem.rows
+
+    def counted(problem, index):
+        sizes.append(len(index))
+        return whole(problem, index)
+
+    monkeypatch.setattr(Problem, "rows", counted)
+
+    def f(x, pull):
+        return (torch.cosh(2 * x) - pull * x).sum(-1) + x.sum(-1).square()
+
+    def solved(pull):
+        smooth = dfw.Smooth(f, pull, shape=(n,))
+        return dfw.solve(smooth, dfw.Box(-upper, upper), method="active-set")
+
+    sol = solved(pull)
+    assert sizes
+    assert max(sizes) <= rows // 4
+    assert sol.converged.all()
+    assert (sol.x[:13] == upper).all()
+    for i in (0, 13, 15):
+        single = solved(pull[i])
+        torch.testing.assert_close(sol.x[i], single.x, rtol=1e-6, atol=1e-6)
+        assert sol.num_steps[i] == single.num_steps
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("tilt", [1e-16, 1e-15, 1e-14, 1e-12, 1e-6, 1.0])
+def test_vertices_of_a_disc_are_in_its_plane_whatever_the_slope(dtype, tilt):
+    """At a solution inside of the disc ∇f is along the normal, but for its last digits."""
+    rows, n = 64, 5
+    a = torch.randn(rows, n, dtype=dtype)
+    level = 0.4 * a.double().norm(dim=-1).to(dtype)
+    disc = dfw.PlaneCut(dfw.LpBall(2, 1.0), a, level)
+    g = (3 * a.double() + tilt * torch.randn(rows, n, dtype=F64)).to(dtype)
+    s = disc.bind((n,), dtype, torch.device("cpu")).vertex(g).double()
+    eps, wide = torch.finfo(dtype).eps, a.double()
+    terms = (wide * s).abs().sum(-1) + level.abs()
+    assert ((wide * s).sum(-1) - level).abs().le(8 * eps * terms).all()
+    assert (s.norm(dim=-1) <= 1 + 8 * eps).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "active-set", "frank-wolfe"])
+def test_solutions_inside_of_a_disc(method):
+    """No point of the plane is better than the minimiser in it, which has a formula."""
+    rows, n = 32, 5
+    a, b = torch.randn(rows, n, dtype=F64), 0.2 * torch.randn(rows, dtype=F64)
+    z = 0.3 * torch.randn(rows, n, dtype=F64)
+    sol = dfw.solve(
+        dfw.Quadratic(None, -z),
+        dfw.PlaneCut(dfw.LpBall(2, 5.0), a, b),
+        method=method,
+        max_steps=400,
+    )
+    away = ((a * z).sum(-1) - b) / a.square().sum(-1)
+    exact = z - away.unsqueeze(-1) * a
+    least = (0.5 * exact.square() - z * exact).sum(-1)
+    assert (sol.value >= least - 1e-12).all()
+    assert (sol.value - least <= sol.gap + 1e-12).all()
+    assert ((a * sol.x).sum(-1) - b).abs().max() <= 1e-13
+    if method != "frank-wolfe":
+        assert (sol.value - least <= 1e-4 * least.abs() + 1e-9).all()
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-14, 1e-12, 1e-9])
+@pytest.mark.parametrize("kind", ["transport", "open upwards"])
+def test_rows_and_bounds_on_one_side_prove_what_is_lowest(kind, tilt):
+    """As above, with coordinates that bounds hold by large forces beside those that rows hold."""
+    rows, m, k = 16, 2, 3
+    r, c = torch.tensor([4.0, 1.0], dtype=F64), torch.tensor([1.0, 3.0, 1.0], dtype=F64)
+    # a slope u_i + v_j + z_ij with z ≥ 0 is lowest wherever z is zero, if there is such a plan
+    u, v = 100 * torch.randn(rows, m, 1, dtype=F64), 100 * torch.randn(rows, 1, k, dtype=F64)
+    held = torch.zeros(m, k, dtype=F64)
+    held[1, 0] = 600.0
+    g = (u + v + held + tilt * 100 * torch.randn(rows, m, k, dtype=F64)).flatten(1)
+    known = (u.squeeze(-1) * r).sum(-1) + (v.squeeze(-2) * c).sum(-1)
+    if kind == "transport":
+        plans = dfw.Transport(r, c)
+    else:
+        eye = torch.eye(m * k, dtype=F64).reshape(m, k, m * k)
+        A, b = torch.cat((eye.sum(1), eye.sum(0))), torch.cat((r, c))
+        plans = dfw.Polyhedron(A=A, b=b, lower=0.0)
+    low = plans.bind((m * k,), F64, torch.device("cpu")).lowest(g)
+    assert (low - known).abs().max() <= (1e-9 + 10 * tilt) * 1e3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_points_inside_of_a_ball_do_not_prolong_the_projection_of_others(weighted, monkeypatch):
+    """Their multiplier is zero, and a step that would make it negative is none."""
+    w = 0.5 + torch.rand(8, 5, dtype=F64) if weighted else torch.ones(8, 5, dtype=F64)
+    z = 5 * torch.randn(8, 5, dtype=F64)
+    steps, inner = [], lp_projection.dot
+    monkeypatch.setattr(lp_projection, "dot", lambda a, b: steps.append(1) or inner(a, b))
+
+    def projected(z):
+        steps.clear()
+        x = lp_projection.project_lp(2.0, w, torch.ones(8, dtype=F64), z)
+        return x, len(steps)
+
+    far, most = projected(z)
+    z[::2] *= 1e-3 / z[::2].norm(dim=-1, keepdim=True)
+    x, taken = projected(z)
+    assert (x[::2] == z[::2]).all()
+    torch.testing.assert_close(x[1::2], far[1::2], rtol=1e-14, atol=0)
+    assert taken <= most
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("off", [-1e-6, 0.0, 1e-6])
+def test_fits_that_a_ball_just_allows(dtype, off):
+    """f* is zero, or all but zero beside its terms: nothing has stalled where rounding is left."""
+    rows, n = 32, 3
+    A = torch.randn(rows, 1, n, dtype=F64)
+    x = A.mT.squeeze(-1) * torch.rand(rows, 1, dtype=F64)  # of least norm
+    radius = x.norm(dim=-1) * (1 + off)
+    upper = 2 * x.abs().amax(-1, keepdim=True).expand(rows, n)
+    A, b, radius, upper = (
+        t.to(dtype) for t in (A, (A @ x.unsqueeze(-1)).squeeze(-1), radius, upper)
+    )
+    cut = dfw.Intersection(dfw.LpBall(2, radius), dfw.Box(-upper, upper))
+    for engine in (True, False):
+        with compiled.using(engine):
+            sol = dfw.solve(dfw.LeastSquares(A, b), cut)
+        arrived = (sol.status == dfw.Status.CONVERGED) | (sol.status == dfw.Status.ROUNDING_FLOOR)
+        assert arrived.all()
+        floor = 64 * torch.finfo(dtype).eps * b.square().sum(-1)
+        least = 0.5 * (min(off, 0) * b.double()).square().sum(-1)
+        assert (sol.value - least <= 1e-5 * least + floor).all()

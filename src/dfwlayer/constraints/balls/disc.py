@@ -72,7 +72,7 @@ class Disc(Constraint):
     def vertex(self, g: Tensor) -> Tensor:
         """c − ρ h/‖h‖ for the part h of g in the plane."""
         unit, centre, reach = self._parts(g)
-        along = _beside(g.double(), unit)
+        along = _in_plane(g.double(), unit)
         size = torch.linalg.vector_norm(along.detach(), dim=-1, keepdim=True)
         noise = 8 * torch.finfo(g.dtype).eps * g.detach().abs().amax(-1, keepdim=True)
         some = size > noise
@@ -84,7 +84,7 @@ class Disc(Constraint):
         """⟨g, c⟩ − ρ‖h‖."""
         unit, centre, reach = self._parts(g, constant=True)
         wide = g.detach().double()
-        size = torch.linalg.vector_norm(_beside(wide, unit), dim=-1)
+        size = torch.linalg.vector_norm(_in_plane(wide, unit), dim=-1)
         low: Tensor = dot(wide, centre.expand_as(wide)) - reach.squeeze(-1) * size
         return low.to(g.dtype)
 
@@ -103,7 +103,7 @@ class Disc(Constraint):
     def formula(self, z: Tensor) -> Tensor:
         """c + y min(1, ρ/‖y‖) for the part y of z in the plane."""
         unit, centre, reach = self._parts(z, constant=True)
-        along = _beside(_beside(z.detach().double(), unit), unit)
+        along = _in_plane(z.detach().double(), unit)
         size = torch.linalg.vector_norm(along, dim=-1, keepdim=True)
         return (centre + along * (reach / or_one(size)).clamp(max=1)).to(z.dtype)
 
@@ -129,10 +129,10 @@ class Disc(Constraint):
         """Whether the ball holds x in the plane."""
         unit, centre, reach = self._parts(x, constant=True)
         wide, slope = x.detach().double(), g.detach().double()
-        away, pull = wide - centre, _beside(slope, unit)
+        away, pull = wide - centre, _in_plane(slope, unit)
         size = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
         force = -dot(pull, away).unsqueeze(-1) / or_one(size)  # along the rim's normal
-        normal = _beside(away, unit) / or_one(size)
+        normal = _in_plane(away, unit) / or_one(size)
         if scale is None:
             slack = 1 - size / or_one(reach)
             tight = slack <= 8 * torch.finfo(x.dtype).eps * math.sqrt(x.shape[-1])
@@ -234,6 +234,12 @@ def _lead(value: Value) -> tuple[int, ...]:
     return tuple(tensor_of(value).shape[:-1])
 
 
-def _beside(v: Tensor, unit: Tensor) -> Tensor:
-    """v without its part along a unit vector, or zero."""
-    return v - (v * unit).sum(-1, keepdim=True) * unit
+def _in_plane(v: Tensor, unit: Tensor) -> Tensor:
+    """v without its part along a unit vector, or zero.
+
+    Taken out twice: what rounding leaves of it the first time may be all that is left of a v that
+    is nearly along it, and would point out of the plane.
+    """
+    for _ in range(2):
+        v = v - (v * unit).sum(-1, keepdim=True) * unit
+    return v

@@ -169,9 +169,9 @@ def _ellipsoid(omega: Tensor, share: Tensor, steps: int | None) -> Tensor:
         size = or_one(torch.linalg.vector_norm(scaled, dim=-1, keepdim=True))
         slope = dot(scaled * square / (1 + mu * square), scaled).unsqueeze(-1) / size**2
         # 1/‖·‖ − 1 with ‖·‖ = largest · size, over its derivative in μ
-        change = (largest * size - 1) / or_one(slope)
-        mu = (mu + change).clamp_min(0)
-        if steps is None and step % 2 == 1 and bool((change.abs() <= tol * (1 + mu)).all()):
+        before, mu = mu, (mu + (largest * size - 1) / or_one(slope)).clamp_min(0)
+        # rows that are inside stay at μ = 0, whatever the step would be
+        if steps is None and step % 2 == 1 and bool(((mu - before).abs() <= tol * (1 + mu)).all()):
             break
     return share / (1 + mu * square)
 

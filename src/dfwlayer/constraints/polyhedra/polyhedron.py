@@ -23,6 +23,7 @@ from dfwlayer.linalg.quadratic import (
     Program,
     Thin,
     duality_gap,
+    least_value,
     minimise,
     minimise_on,
     pays,
@@ -212,10 +213,7 @@ class LinearSet(Constraint):
         """What the multipliers of the linear program prove, −∞ where there is no least value."""
         program = self.linear(g)
         slope = g.detach().double().reshape(program.q.shape)
-        program = thinned(program.tilted(slope))
-        found = minimise(program)
-        value = (slope * found.x).sum(-1) - duality_gap(program, found, found.x, slope)
-        value = torch.where(found.endless, -torch.inf, value)
+        value = least_value(thinned(program.tilted(slope)))
         return value.to(g.dtype).reshape(g.shape[:-1])
 
     def minimised(self, P: Tensor, q: Tensor, like: Tensor, most: int) -> _Minimum:

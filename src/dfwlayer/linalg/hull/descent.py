@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,11 @@ __all__ = ["Descent", "descend_over_hull"]
 
 PATIENCE = 2  # steps in a row that lower f by no more than rounding: nothing else is left
 WANDER = 10  # steps in a row without a lower f or gap, likewise
+SHARE = 4  # a batch shrinks once no more than one in so many problems goes on
 PROBES = 4096  # most axes along which vertices are looked for where f is not finite
+
+
+Oracle: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Descent(NamedTuple):
@@ -35,15 +39,73 @@ class Descent(NamedTuple):
     status: Tensor  # (...)
 
 
+class _Course(NamedTuple):
+    """What goes on from step to step, per problem."""
+
+    state: Mixture
+    scale: Scale
+    going: Tensor  # (...)
+    status: Tensor  # (...)
+    steps: Tensor  # (...)
+    stalled: Tensor  # (...), steps in a row that did not lower f
+    idle: Tensor  # (...), steps in a row without a lower f or gap
+    after: Tensor  # (...), steps since the gap was small enough
+    lowest: Tensor  # (...), of f
+    least: Tensor  # (...), of the gap
+    bound: Tensor  # (...), what ‖∇²f‖ is known to reach
+    bent_down: Tensor  # (...), f is known not to be convex
+
+    @classmethod
+    def of(cls, objective: Objective, oracle: Oracle, start: Tensor) -> _Course:
+        """The start, or another one where f is not finite there."""
+        going = torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
+        state, going = _usable(objective, oracle, start, going)
+        status = torch.where(going, int(Status.MAX_STEPS), int(Status.OUT_OF_RANGE))
+        none, far = torch.zeros_like(status), torch.full_like(state.value, torch.inf).double()
+        known = _curvature(objective, state.x)
+        scale = _scale(objective, state)
+        return cls(state, scale, going, status, none, none, none, none, far, far, *known)
+
+    def rows(self, index: Tensor) -> _Course:
+        """The problems at these positions."""
+        hull, *at = self.state
+        hull = Hull(hull.points[index], hull.weights[index]).pruned()
+        scale = Scale(*(part.expand_as(self.state.x)[index] for part in self.scale))
+        state = Mixture(hull, *(part[index] for part in at))
+        return _Course(state, scale, *(part[index] for part in self[2:]))
+
+    def merged(self, index: Tensor, other: _Course) -> _Course:
+        """With the problems at these positions as they are in another one."""
+        most = max(c.state.hull.weights.shape[-1] for c in (self, other))
+        mine, theirs = (c.state.hull.padded(most) for c in (self, other))
+        hull = Hull(
+            mine.points.index_copy(0, index, theirs.points),
+            mine.weights.index_copy(0, index, theirs.weights),
+        )
+        pairs = zip(self.state[1:], other.state[1:], strict=True)
+        state = Mixture(hull, *(old.index_copy(0, index, new) for old, new in pairs))
+        like = self.state.x
+        pairs = zip(self.scale, other.scale, strict=True)
+        scale = Scale(
+            *(
+                old.expand_as(like).index_copy(0, index, new.expand_as(other.state.x))
+                for old, new in pairs
+            )
+        )
+        pairs = zip(self[2:], other[2:], strict=True)
+        return _Course(state, scale, *(old.index_copy(0, index, new) for old, new in pairs))
+
+
 def descend_over_hull(
     objective: Objective,
-    oracle: Callable[[Tensor], Tensor],  # ∇f(x) (..., n) -> the point of the set it favours most
+    oracle: Oracle,  # ∇f(x) (..., n) -> the point of the set it favours most
     start: Tensor,  # (..., n), a point of the set
     tol: float,
     max_steps: int,
     *,
     settle: bool = False,
     stopped: Callable[[Tensor, Tensor, Tensor, Tensor], bool] | None = None,
+    apart: Callable[[Tensor], tuple[Objective, Oracle] | None] | None = None,
 ) -> Descent:
     """Fully corrective Frank-Wolfe: ask for a vertex, then minimise over all that are in use.
 
@@ -56,18 +118,33 @@ def descend_over_hull(
 
     With ``settle`` a problem whose gap is small enough goes on, for a while, until the oracle has
     nothing new to say: the points in use are then those of the solution's face. ``stopped`` is told
-    x, f, ∇f and the steps taken, at the start and after each, and may end it all.
+    x, f, ∇f and the steps taken, at the start and after each, and may end it all. ``apart`` gives
+    objective and oracle of the problems at some positions, for the time when few are left.
     """
-    going = torch.ones(start.shape[:-1], dtype=torch.bool, device=start.device)
-    state, going = _usable(objective, oracle, start, going)
-    status = torch.where(going, int(Status.MAX_STEPS), int(Status.OUT_OF_RANGE))
-    steps, stalled = torch.zeros_like(status), torch.zeros_like(status)
-    idle, after = torch.zeros_like(status), torch.zeros_like(status)
-    lowest = torch.full_like(state.value, torch.inf, dtype=torch.float64)
-    least = lowest.clone()
-    scale, (bound, bent_down) = _scale(objective, state), _curvature(objective, state.x)
-    finfo = torch.finfo(start.dtype)
-    for _ in range(max_steps):
+    course = _Course.of(objective, oracle, start)
+    course = _go_on(objective, oracle, course, tol, max_steps, settle, stopped, apart)
+    state, scale = course.state, course.scale
+    status = torch.where(course.bent_down, int(Status.NOT_CONVEX), course.status)
+    # x is a sum, in double precision, of points that may be larger than it
+    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
+    blurred = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
+    return Descent(state.hull, state.x, state.gradient, blurred, course.steps, status)
+
+
+def _go_on(
+    objective: Objective,
+    oracle: Oracle,
+    course: _Course,
+    tol: float,
+    left: int,
+    settle: bool,
+    stopped: Callable[[Tensor, Tensor, Tensor, Tensor], bool] | None,
+    apart: Callable[[Tensor], tuple[Objective, Oracle] | None] | None,
+) -> _Course:
+    """At most so many steps; once few problems are left, without the others."""
+    state, scale, going, status, steps, stalled, idle, after, lowest, least, bound, bent = course
+    finfo = torch.finfo(state.x.dtype)
+    while left > 0:
         if stopped is not None and stopped(state.x, state.value, state.gradient, steps):
             status = torch.where(going, int(Status.STOPPED), status)
             break
@@ -98,20 +175,28 @@ def descend_over_hull(
         going = going & ~concave & ~ended
         if not bool(going.any()):
             break
-        steps = steps + going
+        steps, left = steps + going, left - 1
         state, lowered = corrective_step(objective, state._replace(hull=hull), toward, scale, going)
         state = state._replace(hull=state.hull.pruned())
         scale = _scale(objective, state)
         stalled = torch.where(lowered, 0, stalled + 1)
-    status = torch.where(bent_down, int(Status.NOT_CONVEX), status)
-    # x is a sum, in double precision, of points that may be larger than it
-    sizes = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
-    blurred = scale.noisier(scale_of_terms(scale.curvature, sizes, torch.zeros_like(sizes)).noise)
-    return Descent(state.hull, state.x, state.gradient, blurred, steps, status)
+        if going.dim() == 1 and len(going) >= SHARE and int(going.sum()) <= len(going) // SHARE:
+            index = going.nonzero().squeeze(-1)
+            part = None if apart is None or stopped is not None else apart(index)
+            if part is not None:
+                here = _Course(
+                    state, scale, going, status, steps,
+                    stalled, idle, after, lowest, least, bound, bent,
+                )  # fmt: skip
+                few = here.rows(index)
+                return here.merged(index, _go_on(*part, few, tol, left, settle, None, None))
+    return _Course(
+        state, scale, going, status, steps, stalled, idle, after, lowest, least, bound, bent
+    )
 
 
 def _usable(
-    objective: Objective, oracle: Callable[[Tensor], Tensor], start: Tensor, going: Tensor
+    objective: Objective, oracle: Oracle, start: Tensor, going: Tensor
 ) -> tuple[Mixture, Tensor]:
     """The start, or the mean of many vertices where f is not finite; and whether it is there.
 

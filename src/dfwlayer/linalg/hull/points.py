@@ -56,6 +56,15 @@ class Hull:
         index = order.unsqueeze(-1).expand(*order.shape, self.points.shape[-1])
         return Hull(self.points.gather(-2, index), self.weights.gather(-1, order))
 
+    def padded(self, count: int) -> Hull:
+        """With so many points, those that are added without weight."""
+        more = count - self.weights.shape[-1]
+        if not more:
+            return self
+        again = self.points[..., :1, :].expand(*self.points.shape[:-2], more, -1)
+        weights = torch.nn.functional.pad(self.weights, (0, more))
+        return Hull(torch.cat((self.points, again), -2), weights)
+
     def in_use(self, eps: float) -> Tensor:  # (..., m)
         """Mask of the points without which x would be another one, to a relative rounding eps."""
         x = self.mean().unsqueeze(-2)

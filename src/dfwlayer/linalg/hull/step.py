@@ -205,7 +205,9 @@ def _searched(
         reached = torch.where(taken, length, reached)
         low, high = torch.where(taken, length, low), torch.where(taken, high, length)
         short = taken & (after < FLAT * slope) & (length < most) & (high > 2 * low)
-        searching = searching & (short | (~taken & ~((low > 0) & (high <= 2 * low))))
+        # a step that is lost in the rounding of x is the last one to be tried: others are shorter
+        moved = (x != state.x).any(-1)
+        searching = searching & (short | (~taken & moved & ~((low > 0) & (high <= 2 * low))))
         if not bool(searching.any()):
             break
         further = torch.minimum(4 * length, most)

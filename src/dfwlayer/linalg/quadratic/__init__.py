@@ -2,7 +2,13 @@
 
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
-from dfwlayer.linalg.quadratic.solver import Answer, duality_gap, minimise, minimise_on
+from dfwlayer.linalg.quadratic.solver import (
+    Answer,
+    duality_gap,
+    least_value,
+    minimise,
+    minimise_on,
+)
 from dfwlayer.linalg.quadratic.thin import Thin, ThinFace, pays, thinned
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "Thin",
     "ThinFace",
     "duality_gap",
+    "least_value",
     "minimise",
     "minimise_on",
     "pays",

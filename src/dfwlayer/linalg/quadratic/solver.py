@@ -13,11 +13,12 @@ from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
 
-__all__ = ["Answer", "duality_gap", "minimise", "minimise_on"]
+__all__ = ["Answer", "duality_gap", "least_value", "minimise", "minimise_on"]
 
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
 NEAR = 1e-6  # of a solution: residuals and gap, relative
+REFINEMENTS = 2  # of the multipliers of a linear program, each by what the last one left
 
 
 class Answer(NamedTuple):
@@ -186,9 +187,7 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
     blur = fall
     for _ in range(5):
-        endless = ((pushed > 0) & (program.lower == -torch.inf)) | (
-            (pushed < 0) & (program.upper == torch.inf)
-        )
+        endless = _endless(program, pushed)
         if not bool((endless & ~gone).any()):
             break
         gone = gone | endless
@@ -203,6 +202,48 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
     gap = (gap + fall + along).clamp_min(0) + blur
     return torch.where(flat | torch.isnan(gap), torch.inf, gap)
+
+
+def least_value(program: Program | Thin) -> Tensor:
+    """What the multipliers of B linear programs prove that ⟨q, x⟩ is at least (B,).
+
+    Where rows alone bound x, multipliers prove something only if they cancel q: what they leave
+    of it falls for ever along a line. A slope that is all but orthogonal to a face, as gradients at
+    solutions are, is cancelled to the rounding of the steps and no further. What is left, in units
+    of its own, is the slope of another program over the same set, whose multipliers are added
+    (iterative refinement as of Gleixner, Steffy and Wolter, 2016). −∞ where there is no least
+    value.
+    """
+    found = minimise(program)
+    gap = duality_gap(program, found, found.x, program.q)
+    m = program.h.shape[-1]
+    for _ in range(REFINEMENTS):
+        unproven = torch.isinf(gap) & ~(found.empty | found.endless)
+        if not bool(unproven.any()):
+            break
+        index = unproven.nonzero().squeeze(-1)
+        part = program.some(index)
+        nu, z = found.nu[index], found.z[index]
+        z = torch.cat((z[:, :m].clamp_min(0), torch.zeros_like(z[:, m:])), -1)
+        rest = part.q + part.pulled(nu) + part.gathered(z)
+        rest = torch.where(_endless(part, rest), rest, 0)  # bounds hold what they can themselves
+        size = rest.abs().amax(-1, keepdim=True)
+        size = torch.where((size > 0) & torch.isfinite(size), size, 1)
+        more = minimise(part.tilted(rest / size))
+        found = found._replace(
+            nu=found.nu.index_copy(0, index, nu + size * more.nu),
+            z=found.z.index_copy(0, index, z + size * more.z.clamp_min(0)),
+        )
+        gap = duality_gap(program, found, found.x, program.q)
+    value: Tensor = (program.q * found.x).sum(-1) - gap
+    return torch.where(found.endless, -torch.inf, value)
+
+
+def _endless(program: Program | Thin, slope: Tensor) -> Tensor:  # (B, n) -> (B, n)
+    """The coordinates along which a slope falls and no bound ends it."""
+    return ((slope > 0) & (program.lower == -torch.inf)) | (
+        (slope < 0) & (program.upper == torch.inf)
+    )
 
 
 def _missed(program: Program | Thin, x: Tensor) -> Tensor:
