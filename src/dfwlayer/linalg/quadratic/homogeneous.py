@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.system import System, system_of
-from dfwlayer.linalg.quadratic.thin import Thin
+from dfwlayer.linalg.quadratic.thin import Thin, small_or_thin
 
 __all__ = ["Interior", "faster", "interior", "offer"]
 
@@ -55,15 +55,16 @@ _offered: list[Walk] = []
 
 
 def offer(walk: Walk) -> None:
-    """Have one sparse program solved by other code first, which may answer None."""
+    """Have a single program walked through by other code first, which may answer None."""
     _offered.append(walk)
 
 
 def faster(program: Program | Thin, most: int = STEPS) -> Interior | None:
     """Where steps of code that was offered end; None if there is none, or it does not know."""
-    if isinstance(program, Thin):
+    thin = small_or_thin(program)
+    if thin is not None:
         for walk in _offered:
-            found = walk(program, min(most, STEPS))
+            found = walk(thin, min(most, STEPS))
             if found is not None:
                 return found
     return None
