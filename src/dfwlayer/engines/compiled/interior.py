@@ -16,7 +16,7 @@ from dfwlayer.linalg.sparse_factor import elimination_order
 
 __all__ = ["walked"]
 
-NEAR = 1e-6  # of a solution: residuals and gap, relative
+NEAR = 1e-8  # of a solution: residuals and gap, relative
 
 
 def walked(program: Thin, most: int) -> Interior | None:

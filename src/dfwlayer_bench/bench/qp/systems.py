@@ -46,7 +46,9 @@ def prepare_ours(problem: Collected, said: Said) -> Passes:
     parts = problem.tensors()
     sparse = len(problem.q) > LARGE and rivals.is_thin(problem)
     if sparse:  # as the rivals get them
-        parts = {name: part.to_sparse() if part.dim() == 2 else part for name, part in parts.items()}
+        parts = {
+            name: part.to_sparse() if part.dim() == 2 else part for name, part in parts.items()
+        }
     objective = dfwlayer.Quadratic(parts.pop("P"), parts.pop("q"))
     constraint = dfwlayer.Polyhedron(**parts)
 
