@@ -39,7 +39,7 @@ __all__ = ["walk"]
 RIDGES = ((1e-11, 1e-9), (1e-8, 1e-8))  # ρ and δ of either walk
 ROUGH = 1e-2  # the same for a start, which need not solve anything
 SURE = 1e-9  # residuals and gap, relative, with which the first walk has served
-LOST = 12  # steps without progress far from a solution
+LOST = 30  # steps without progress far from a solution
 # as in `dfwlayer.linalg.quadratic.homogeneous`
 ENOUGH, CLOSE, TOLD, PATIENCE, IDLE, CENTRED = 1e-12, 1e-5, 0.5, 4, 5, 0.3
 BOUNDARY = 0.995  # of the way to where a number would be zero
