@@ -208,6 +208,7 @@ def compile_all(first: str = "") -> bool:
             ("power", Quadratic(eye, q), LpBall(3)),
             ("linear", Quadratic(eye, q), Polyhedron(eye, 0.0)),
             ("outside exchange", by_columns, LpBall(1)),
+            ("barrier", Quadratic(eye.to_sparse(), q), Polyhedron(eye, 0.0)),
         )
         for _, objective, body in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, body).x.sum(), q)

@@ -15,6 +15,7 @@ from dfwlayer.linalg.sparse import SparseMatrix
 __all__ = [
     "as_csr",
     "available",
+    "elimination_order",
     "exact_factor",
     "factor",
     "module",
@@ -75,6 +76,18 @@ def exact_factor(matrix: Any, pivot: float = 0.0) -> Any:
         diag_pivot_thresh=pivot,
         options={"SymmetricMode": True, "Equil": False},
     )
+
+
+def elimination_order(matrix: Any) -> Any:  # (n, n), symmetric -> (n,)
+    """An order of rows and columns in which factors have few entries, by minimum degree.
+
+    It follows from where entries are; their values here are such that any order has a factor.
+    """
+    pattern = matrix.tocsr().astype(np.float64)
+    pattern.data = np.ones_like(pattern.data)
+    size = np.asarray(pattern.sum(1)).ravel() + 1
+    found = exact_factor((module().diags(2 * size) - pattern).tocsc())
+    return np.argsort(found.perm_c).astype(np.int64)
 
 
 def positive_factor(matrix: Any) -> Any:

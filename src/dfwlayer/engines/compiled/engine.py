@@ -10,9 +10,11 @@ from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import asks, carrying
 from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
+from dfwlayer.engines.compiled.interior import walked
 from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED, TIED
 from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
+from dfwlayer.linalg.quadratic.homogeneous import offer
 from dfwlayer.methods.base import Settings
 from dfwlayer.solution import Solution, Status
 
@@ -23,6 +25,7 @@ LEAST = 1e-300  # what f is compared with at least
 
 
 watch()
+offer(walked)  # sets that find themselves among tensor operations have compiled steps as well
 
 
 def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:

@@ -12,14 +12,17 @@ from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, stretched, summed
-from dfwlayer.engines.compiled.kernels import linear
+from dfwlayer.engines.compiled.kernels import linear, outcome
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
 from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.linalg.quadratic.thin import SHARE
+from dfwlayer.linalg.sparse_factor import available
 
 __all__ = ["Polyhedra", "polyhedra_of"]
 
 LARGEST = 600  # coordinates
 ENTRIES = 10**6  # of G and A of one problem
+THIN = 10**8  # multiplications before the first step, beyond which sparse factors are faster
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Polyhedra:
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, rows = start.shape[1], self._count
         found = Results.blank(batch, n, rows)
+        if batch == 1 and self._is_thin(objective[0]):
+            found.codes[0] = outcome.UNFIT
+            return found
         own = self.E, self.e, self.G, self.h, self.lower, self.upper
         given = *objective, *own, *limits, *found[:4]
         spread(
@@ -57,6 +63,15 @@ class Polyhedra:
             n**3 // 3 + rows * n * n // 2 + 8 * n * n * rows,
         )
         return found
+
+    def _is_thin(self, P: Array) -> bool:
+        """Whether sparse factors are faster: those here take all entries for numbers."""
+        n = self.lower.shape[1]
+        if n**3 // 3 + self._count * n * n // 2 < THIN or not available():
+            return False
+        parts = P, self.E, self.G
+        stored = sum(int(np.count_nonzero(part)) for part in parts)
+        return stored <= SHARE * sum(part.size for part in parts)
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         u, nu = np.empty_like(v), np.empty_like(found.multipliers)

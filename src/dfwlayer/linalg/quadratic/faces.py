@@ -15,7 +15,9 @@ from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 __all__ = ["Corner", "held_by", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
+FEW = 3  # the same where there is a solution already
 NEAR = 1e-3  # of a solution: residuals and gap of interior-point steps, relative
+ARRIVED = 1e-12  # the same at a solution that needs no face
 CORRECTIONS = 3  # each with what the one before has left
 LEAST = 1e-300  # what is divided by
 DOUBT = 1e-8  # of f, beyond which rows that hold x have slack
@@ -43,10 +45,15 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
     active = found.holds & ~_doubled(program, found.holds, found.z)
     none = torch.zeros_like(found.empty)
     start = Corner(found.x, found.nu, torch.where(held, found.z, 0), active, none)
-    best, least = start, _judged(program, start, held).off
+    first = _judged(program, start, held)
     near = (found.off <= NEAR) & ~(found.empty | found.endless)  # others have no face yet
+    # where many faces meet none may be found, but what the steps have found may be a solution
+    arrived = first.exact & near & (found.off <= ARRIVED)
+    best, least = start._replace(exact=arrived), first.off
     going = near.nonzero().squeeze(-1)
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
+        if turn == FEW:
+            going = going[~arrived[going]]
         if not len(going):
             break
         part = program.some(going)
@@ -56,7 +63,7 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
         size = start.x[going].abs().amax(-1) + 1
         beside = (at.x - start.x[going]).abs().amax(-1) <= size
         at = at._replace(exact=verdict.exact & beside)
-        better = beside & (verdict.exact | (verdict.off < least[going]))
+        better = beside & (verdict.exact | (~arrived[going] & (verdict.off < least[going])))
         index = going[better]
         best = Corner(
             *(old.index_copy(0, index, new[better]) for new, old in zip(at, best, strict=True))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.quadratic.faces import held_by, on_face
-from dfwlayer.linalg.quadratic.homogeneous import STEPS, interior
+from dfwlayer.linalg.quadratic.faces import Corner, held_by, on_face
+from dfwlayer.linalg.quadratic.homogeneous import STEPS, Interior, faster, interior
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
@@ -78,8 +78,7 @@ def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor
     crossed = (program.lower > program.upper).any(-1)
     single = fixed & ~crossed.unsqueeze(-1)
     scaled, units = in_units(program.without(single) if bool(single.any()) else program)
-    found = interior(scaled, most)
-    corner = on_face(scaled, found)
+    found, corner = _located(scaled, most)
     m, n = program.h.shape[-1], program.q.shape[-1]
     x = corner.x * units.x
     z = corner.z * units.cost / units.limits()
@@ -109,6 +108,21 @@ def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor
     if bool(crossed.any()):
         answer = _crossed(program, answer, crossed)
     return answer, found.off
+
+
+def _located(program: Program | Thin, most: int) -> tuple[Interior, Corner]:
+    """Where steps end, and the solution on the face that they lead to.
+
+    Faster steps tell neither programs without a solution nor those that are hard: what does not end
+    on a face that is right to rounding is done over.
+    """
+    found = faster(program, most)
+    if found is not None:
+        corner = on_face(program, found)
+        if bool(corner.exact.all()):
+            return found, corner
+    found = interior(program, most)
+    return found, on_face(program, found)
 
 
 def _at_zero(program: Program | Thin, answer: Answer) -> Answer:

@@ -14,11 +14,12 @@ from torch import Tensor
 from dfwlayer.linalg.quadratic.program import Program, Units
 from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, available, exact_factor, factor, module
 
-__all__ = ["Thin", "ThinFace", "ThinSystem", "pays", "thinned"]
+__all__ = ["Thin", "ThinFace", "ThinSystem", "pays", "small_or_thin", "thinned"]
 
 DENSE = 2**13  # coordinates, beyond which no matrix is written down
 SMALLEST = 150  # variables and rows; below, dense factors are faster
 SHARE = 0.15  # of entries that are not zero
+FEW = 2**15  # entries of all matrices, zeros included, with which sparse factors are fast anyway
 RIDGE = 1e-10  # of a face, see `dfwlayer.linalg.quadratic.saddle`
 REFINEMENTS = 6
 SOLVED = 1e-9  # what is left of a right-hand side, relative, of a system that has a solution
@@ -56,6 +57,17 @@ def thinned(program: Program | Thin) -> Program | Thin:
         return program
     parts = (as_csr(part[0]) for part in (program.P, program.G, program.A))
     return Thin(*parts, *(program[i] for i in (1, 3, 5, 6, 7)))
+
+
+def small_or_thin(program: Program | Thin) -> Thin | None:
+    """One problem on the CPU by sparse matrices, if it has few entries, zeros or not."""
+    if isinstance(program, Thin):
+        return program
+    parts = program.P, program.G, program.A
+    few = len(program.q) == 1 and sum(part.numel() for part in parts) <= FEW
+    if not few or program.q.device.type != "cpu" or not available():
+        return None
+    return Thin(*(as_csr(part[0]) for part in parts), *(program[i] for i in (1, 3, 5, 6, 7)))
 
 
 class Entries(NamedTuple):
@@ -320,7 +332,7 @@ class ThinFace:
         kept = np.flatnonzero(np.diff(N.indptr))
         N = N[kept]
         H = program.P[inside][:, inside]
-        self.pivoted = False
+        self.pivoted, self.largest = False, 0.0
         self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
         if not len(self.kept):
             return
@@ -344,7 +356,7 @@ class ThinFace:
 
     def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """See `dfwlayer.linalg.quadratic.saddle.Saddle.nearest`."""
-        return self._by(lambda right: self._refined(right)[0], v, c)
+        return self._by(self._next, v, c)
 
     def solve(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """See `dfwlayer.linalg.quadratic.saddle.Saddle.solve`."""
@@ -359,10 +371,15 @@ class ThinFace:
             full[0, kept] = torch.from_numpy(solver(right) * self.unit)
         return full[:, :n], full[:, n:]
 
+    def _next(self, right: Any) -> Any:
+        """A correction; those that follow a larger one are expected to be rounding in part."""
+        self.largest = max(self.largest, abs(right).max(initial=0))
+        return self._refined(right, self.largest)[0]
+
     def _settled(self, right: Any) -> Any:
         """What the ridge has let through, of a matrix that is singular, is no solution."""
-        found, left = self._refined(right)
         size = abs(right).max(initial=0)
+        found, left = self._refined(right, size)
         if left <= SOLVED * size and abs(found).max() * RIDGE * 1e3 <= size:
             return found
         return self._least(right)
@@ -381,9 +398,10 @@ class ThinFace:
             found = found + inverse.solve((right - self.matrix @ found).astype(complex)).real
         return found
 
-    def _refined(self, right: Any) -> tuple[Any, float]:
+    def _refined(self, right: Any, size: float) -> tuple[Any, float]:
+        """A solution and what it leaves, which should be little against a size."""
         found, left = self._corrected(right)
-        if left > DOUBT * abs(right).max(initial=0) and not self.pivoted:
+        if left > DOUBT * size and not self.pivoted:
             self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
             again, less = self._corrected(right)
             found, left = (again, less) if less < left else (found, left)

@@ -15,6 +15,7 @@ from dfwlayer_bench.systems.base import Setting, load
 
 __all__ = [
     "Said",
+    "is_thin",
     "prepare_clarabel",
     "prepare_daqp",
     "prepare_osqp",
@@ -41,7 +42,7 @@ def prepare_proxqp(problem: Collected, said: Said) -> Passes:
     """ProxQP, its sparse backend for matrices that are; bounds are rows."""
     proxqp = load("proxsuite").proxqp
     rows, low, high = _two_sided(problem)
-    sparse = _thin(problem)
+    sparse = is_thin(problem)
     module = proxqp.sparse if sparse else proxqp.dense
     P, A, C = (_matrix(part, sparse) for part in (problem.P, problem.A, rows))
     settings = {"eps_abs": EPS, "eps_rel": 0.0, "max_iter": MOST}
@@ -56,7 +57,7 @@ def prepare_proxqp(problem: Collected, said: Said) -> Passes:
 def prepare_piqp(problem: Collected, said: Said) -> Passes:
     """PIQP, its sparse solver for matrices that are."""
     piqp = load("piqp")
-    sparse = _thin(problem)
+    sparse = is_thin(problem)
     P, A, G = (_matrix(part, sparse) for part in (problem.P, problem.A, problem.G))
     low = np.full_like(problem.h, -np.inf)
 
@@ -147,7 +148,7 @@ def _two_sided(problem: Collected) -> tuple[Array, Array, Array]:
     return rows, np.maximum(low, -FAR), np.minimum(high, FAR)
 
 
-def _thin(problem: Collected) -> bool:
+def is_thin(problem: Collected) -> bool:
     """Whether most entries are zero."""
     parts = (problem.P, problem.G, problem.A)
     filled = sum(int(np.count_nonzero(part)) for part in parts)

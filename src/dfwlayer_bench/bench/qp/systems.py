@@ -17,6 +17,8 @@ from dfwlayer_bench.systems.base import Packaged
 
 __all__ = ["SYSTEMS", "QpSystem"]
 
+LARGE = 600  # variables; beyond, matrices that are mostly zeros are handed over as sparse tensors
+
 
 @dataclass(frozen=True)
 class QpSystem(Packaged):
@@ -42,6 +44,11 @@ class QpSystem(Packaged):
 def prepare_ours(problem: Collected, said: Said) -> Passes:
     """The library as it comes."""
     parts = problem.tensors()
+    sparse = len(problem.q) > LARGE and rivals.is_thin(problem)
+    if sparse:  # as the rivals get them
+        parts = {
+            name: part.to_sparse() if part.dim() == 2 else part for name, part in parts.items()
+        }
     objective = dfwlayer.Quadratic(parts.pop("P"), parts.pop("q"))
     constraint = dfwlayer.Polyhedron(**parts)
 
@@ -50,7 +57,8 @@ def prepare_ours(problem: Collected, said: Said) -> Passes:
         said.answer, said.gap = dfwlayer.Status(int(found.status)).name, float(found.gap)
         return found.x.detach()
 
-    return Passes(forward, None, {"dtype": str(torch.float64)})
+    layout = "sparse" if sparse else "dense"
+    return Passes(forward, None, {"dtype": str(torch.float64), "matrices": layout})
 
 
 SYSTEMS: dict[str, QpSystem] = {

@@ -1,0 +1,214 @@
+"""The linear system of an interior-point step for one sparse program, compiled.
+
+K = [P + R₂ᵀW R₂ + ρ  Aᵀ  Gᵀ;  A  −δ  0;  G  0  −W⁻¹ − δ], see `barrier`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels.dense import copy, kernel
+from dfwlayer.engines.compiled.kernels.triangle import (
+    Triangle,
+    Upper,
+    factorise,
+    planned,
+    solve,
+    times,
+)
+
+__all__ = ["Parts", "across", "along", "back", "direction", "factorised", "largest", "prepared"]
+
+CLOSED = 1e-20  # weight of a row that does not count
+REFINED = 1e-13  # of a right-hand side, what rounding may leave of it
+REFINEMENTS = 8
+
+
+class Parts(NamedTuple):
+    """A program: matrices by rows (start, place, value), vectors, and which rows count."""
+
+    P: tuple  # (n, n)
+    A: tuple  # (k, n)
+    G: tuple  # (m, n)
+    q: np.ndarray  # (n,)
+    b: np.ndarray  # (k,)
+    limits: np.ndarray  # r (m + 2n,), zero where it is infinite
+    held: np.ndarray  # (m + 2n,), whether it is finite
+
+
+class System(NamedTuple):
+    """K, its factor, and memory."""
+
+    upper: Upper
+    bare: np.ndarray  # (N,), the diagonal of P
+    diagonal: np.ndarray  # (N,)
+    signs: np.ndarray  # (N,)
+    L: Triangle
+    place: np.ndarray  # (N,), where x, ν and z of G are in its order
+    right: np.ndarray  # (N,), and what follows is scratch
+    found: np.ndarray
+    rest: np.ndarray
+    more: np.ndarray
+
+
+@kernel
+def along(matrix, x, out):
+    """M x."""
+    start, place, value = matrix
+    for i in range(len(start) - 1):
+        total = 0.0
+        for p in range(start[i], start[i + 1]):
+            total += value[p] * x[place[p]]
+        out[i] = total
+
+
+@kernel
+def back(matrix, y, out):
+    """out += Mᵀy."""
+    start, place, value = matrix
+    for i in range(len(start) - 1):
+        c = y[i]
+        if c != 0:
+            for p in range(start[i], start[i + 1]):
+                out[place[p]] += value[p] * c
+
+
+@kernel
+def across(parts, x, out):
+    """R x."""
+    n, m = len(x), len(parts.G[0]) - 1
+    along(parts.G, x, out)
+    for i in range(n):
+        out[m + i], out[m + n + i] = x[i], -x[i]
+
+
+@kernel
+def largest(v, size):
+    """The largest entry, or a size that is larger."""
+    for i in range(len(v)):
+        a = abs(v[i])
+        size = a if a > size else size
+    return size
+
+
+@kernel
+def _bordered(parts, order):
+    """[P Aᵀ Gᵀ; A 0 0; G 0 0] in an order: above its diagonal, the diagonal, where columns go."""
+    n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
+    N = n + k + m
+    at = np.empty(N, np.int64)
+    for i in range(N):
+        at[order[i]] = i
+    diagonal, start = np.zeros(N), np.zeros(N + 2, np.int64)
+    for turn in range(2):
+        if turn == 1:
+            for j in range(N):
+                start[j + 2] += start[j + 1]
+            row, number = np.empty(start[N + 1], np.int64), np.empty(start[N + 1])
+        for part in range(3):
+            matrix = parts.P if part == 0 else (parts.A if part == 1 else parts.G)
+            first = 0 if part == 0 else (n if part == 1 else n + k)
+            begin, place, value = matrix
+            for i in range(len(begin) - 1):
+                for p in range(begin[i], begin[i + 1]):
+                    j = place[p]
+                    if part == 0 and j <= i:
+                        if j == i and turn == 0:
+                            diagonal[at[i]] += value[p]
+                        continue
+                    a, c = at[first + i], at[j]
+                    high, low = (a, c) if a > c else (c, a)
+                    if turn == 0:
+                        start[high + 2] += 1
+                    else:
+                        e = start[high + 1]
+                        row[e], number[e] = low, value[p]
+                        start[high + 1] = e + 1
+    return Upper(start[: N + 1].copy(), row, number), diagonal, at
+
+
+@kernel
+def _by(system, right):
+    """K⁻¹ right in ``found``, with what rounding, or a ridge, has left of it solved for again."""
+    found, rest, more = system.found, system.rest, system.more
+    copy(right, found)
+    solve(system.L, found)
+    size, before = largest(right, 0.0), np.inf
+    for turn in range(REFINEMENTS + 1):
+        times(system.upper, system.diagonal, found, rest)
+        for i in range(len(rest)):
+            rest[i] = right[i] - rest[i]
+        left = largest(rest, 0.0)
+        if turn > 0 and not left < before:
+            for i in range(len(found)):
+                found[i] -= more[i]
+            break
+        if not left > REFINED * size or not left < 0.5 * before:
+            break
+        before = left
+        copy(rest, more)
+        solve(system.L, more)
+        for i in range(len(found)):
+            found[i] += more[i]
+
+
+@kernel
+def direction(parts, weight, system, rows, dual, beside, way):
+    """x, ν and z of a direction for right-hand sides (n,), (k,) and (m + 2n,)."""
+    place, right, found = system.place, system.right, system.found
+    n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
+    for i in range(n):
+        above, below = m + i, m + n + i
+        right[place[i]] = dual[i] + weight[above] * rows[above] - weight[below] * rows[below]
+    for i in range(k):
+        right[place[n + i]] = beside[i]
+    for i in range(m):
+        right[place[n + k + i]] = rows[i] if parts.held[i] else 0.0
+    _by(system, right)
+    for i in range(n):
+        d = found[place[i]]
+        way.x[i] = d
+        way.z[m + i] = weight[m + i] * (d - rows[m + i])
+        way.z[m + n + i] = weight[m + n + i] * (-d - rows[m + n + i])
+    for i in range(k):
+        way.nu[i] = found[place[n + i]]
+    for i in range(m):
+        way.z[i] = found[place[n + k + i]] if parts.held[i] else 0.0
+
+
+@kernel
+def _weigh(parts, weight, upper, lower, system, diagonal):
+    """The diagonal of K for weights z/s, with ρ and δ."""
+    place, bare = system.place, system.bare
+    n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
+    for i in range(n):
+        j = place[i]
+        diagonal[j] = bare[j] + weight[m + i] + weight[m + n + i] + upper
+    for i in range(k):
+        diagonal[place[n + i]] = -lower
+    for i in range(m):
+        diagonal[place[n + k + i]] = -1 / max(weight[i], CLOSED) - lower
+
+
+@kernel
+def factorised(parts, weight, ridge, proximal, system):
+    """Factorise K; refinement is for the matrix with a ridge, or if that is no term without it."""
+    upper, lower = ridge
+    _weigh(parts, weight, upper, lower, system, system.diagonal)
+    factorise(system.upper, system.diagonal, system.signs, system.L)
+    if not proximal:
+        _weigh(parts, weight, 0.0, 0.0, system, system.diagonal)
+
+
+@kernel
+def prepared(parts, order):
+    """K without its diagonal, and memory."""
+    n, N = len(parts.q), len(order)
+    upper, bare, place = _bordered(parts, order)
+    signs = np.empty(N)
+    for i in range(N):
+        signs[place[i]] = 1.0 if i < n else -1.0
+    a, b, c, d, e = np.empty(N), np.empty(N), np.empty(N), np.empty(N), np.empty(N)
+    return System(upper, bare, a, signs, planned(upper, N), place, b, c, d, e)

@@ -1,0 +1,131 @@
+"""Interior-point steps of one sparse program in compiled code."""
+
+import numpy as np
+import pytest
+import torch
+
+import dfwlayer as dfw
+from dfwlayer.engines.compiled.background import using
+from dfwlayer.engines.compiled.interior import walked
+from dfwlayer.linalg.quadratic import Program, Thin, homogeneous, minimise, solver
+from dfwlayer.linalg.quadratic.thin import small_or_thin
+from dfwlayer.linalg.quadratic.units import in_units
+from dfwlayer.linalg.sparse_factor import as_csr, elimination_order
+
+pytest.importorskip("numba")
+pytest.importorskip("scipy")
+
+F64 = torch.float64
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    with using("wait"):
+        yield
+
+
+def drawn(n, k, m, seed, rank=None):
+    """A program with few entries that are not zero and a point within its rows."""
+    random = np.random.default_rng(seed)
+
+    def sparse(rows):
+        matrix = np.zeros((rows, n))
+        for row in matrix:
+            row[random.choice(n, 4, replace=False)] = random.standard_normal(4)
+        return matrix
+
+    half = sparse(n if rank is None else rank)
+    A, G, x = sparse(k), sparse(m), random.uniform(0.1, 0.9, n)
+    parts = half.T @ half, random.standard_normal(n), G, G @ x + random.uniform(0, 1, m), A, A @ x
+    P, q, G, h, A, b = (torch.from_numpy(part) for part in parts)
+    return {"P": P, "q": q, "G": G, "h": h, "A": A, "b": b, "lower": 0.0 * q, "upper": 0 * q + 1}
+
+
+def thin(P, q, G, h, A, b, lower, upper):
+    vectors = (part.unsqueeze(0) for part in (q, h, b, lower, upper))
+    return Thin(as_csr(P), as_csr(G), as_csr(A), *vectors)
+
+
+@pytest.mark.parametrize("rank", [None, 5, 0], ids=["bent", "mostly flat", "linear"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_solution_as_by_tensor_operations(seed, rank, monkeypatch):
+    program = thin(**drawn(120, 40, 60, seed, rank))
+    scaled, _ = in_units(program)
+    found = walked(scaled, 100)
+    assert found is not None
+    assert float(found.off) <= 1e-9
+    quick = minimise(program)
+    monkeypatch.setattr(homogeneous, "_offered", [])
+    slow = minimise(program)
+    assert bool(quick.exact) and bool(slow.exact)  # noqa: PT018
+    torch.testing.assert_close(program.value(quick.x), program.value(slow.x), rtol=1e-11, atol=0)
+
+
+def test_steps_are_taken_in_compiled_code(monkeypatch):
+    """Tensor operations have no steps to take where it ends on a face."""
+
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(solver, "interior", never)
+    parts = drawn(200, 50, 80, 3)
+    objective = dfw.Quadratic(parts.pop("P").to_sparse(), parts.pop("q"))
+    found = dfw.solve(objective, dfw.Polyhedron(**parts))
+    assert bool(found.converged)
+
+
+def test_rows_that_depend_on_each_other_and_rows_without_a_limit():
+    parts = drawn(100, 30, 40, 4)
+    plain = minimise(thin(**parts))
+    parts["A"] = torch.cat((parts["A"], parts["A"][:7] + parts["A"][7:14]))
+    parts["b"] = torch.cat((parts["b"], parts["b"][:7] + parts["b"][7:14]))
+    parts["G"] = torch.cat((parts["G"], parts["G"][:5], 0 * parts["G"][:2], -parts["G"][:1]))
+    parts["h"] = torch.cat((parts["h"], torch.tensor([INF] * 5 + [1.0, 0.0, INF], dtype=F64)))
+    more = minimise(thin(**parts))
+    assert bool(more.exact)
+    torch.testing.assert_close(more.x, plain.x, rtol=0, atol=1e-10)
+
+
+def test_programs_without_a_solution_are_left_to_those_who_prove_it():
+    parts = drawn(90, 20, 70, 5, 0)
+    empty = parts | {"h": parts["h"] - 100}
+    assert walked(in_units(thin(**empty))[0], 100) is None
+    assert bool(minimise(thin(**empty)).empty)
+    endless = parts | {"upper": parts["upper"] + INF, "lower": parts["lower"] - INF}
+    endless |= {"G": parts["G"][:5], "h": parts["h"][:5]}
+    assert bool(minimise(thin(**endless)).endless)
+
+
+def test_a_limit_of_steps_holds():
+    scaled, _ = in_units(thin(**drawn(100, 30, 40, 6)))
+    assert walked(scaled, 2) is None
+    found = walked(scaled, 100)
+    assert found is not None
+    assert int(found.steps) > 2
+
+
+def test_where_compiled_code_is_off_there_is_none():
+    with using(False):
+        assert walked(thin(**drawn(50, 5, 5, 7)), 100) is None
+
+
+def test_one_small_program_is_seen_as_a_sparse_one_and_a_batch_is_not():
+    parts = drawn(20, 4, 5, 8)
+    order = ("P", "q", "G", "h", "A", "b", "lower", "upper")
+    one = Program(*(parts[name].unsqueeze(0) for name in order))
+    seen = small_or_thin(one)
+    assert seen is not None
+    assert np.array_equal(seen.G.toarray(), parts["G"].numpy())
+    two = Program(*(torch.stack((parts[name], parts[name])) for name in order))
+    assert small_or_thin(two) is None
+
+
+def test_an_order_keeps_the_factor_of_an_arrow_sparse():
+    """The tip, next to all others, has to come last; ahead of them it would fill everything."""
+    n = 30
+    arrow = np.eye(n)
+    arrow[0] = arrow[:, 0] = 1
+    order = elimination_order(as_csr(torch.from_numpy(arrow)))
+    assert sorted(order) == list(range(n))
+    assert 0 in order[-2:]
