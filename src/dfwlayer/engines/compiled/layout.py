@@ -237,7 +237,10 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
 def _laid_sets(
     constraint: Constraint, like: Tensor, n: int, batch: Batch
 ) -> tuple[Sets, Centres | None] | None:
-    """The sets for vectors like these (..., n); those of numbers only are kept, by their numbers."""
+    """The sets for vectors like these (..., n).
+
+    Those that consist of numbers are kept from call to call, by these numbers.
+    """
     key = None
     if n <= KEPT and PLAIN.issuperset(map(type, vars(constraint).values())):
         key = type(constraint), n, *vars(constraint).items()
