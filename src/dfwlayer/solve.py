@@ -41,7 +41,7 @@ from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.recorded.text import settled
-from dfwlayer.ops.tensors import versions_in
+from dfwlayer.ops.tensors import PLAIN, versions_in
 from dfwlayer.ops.tracing import refuse_capture
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
@@ -51,7 +51,6 @@ __all__ = ["again", "check_settings", "check_wish", "compile_all", "outline", "s
 
 MODES = ("implicit", "unroll")
 Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
-PLAIN = (str, float, int, bool, type(None))  # settings that are equal if their values are
 
 
 def outline(
@@ -217,8 +216,10 @@ def compile_all(first: str = "") -> bool:
 
 def _cast(arguments: Arguments, settings: Settings, on_infeasible: str) -> Solution:
     """With half precision under autocast as float32, and rows in place of distributed tensors."""
-    arguments = arguments._replace(objective=arguments.objective.joined())
-    kind = arguments.objective.device.type
+    joined = arguments.objective.joined()
+    if joined is not arguments.objective:
+        arguments = arguments._replace(objective=joined)
+    kind = joined.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return _feasible(arguments.float32(), settings, on_infeasible)
@@ -334,7 +335,7 @@ def _checked(arguments: Arguments) -> Arguments:
 
 def _settings(given: Given, preferred: str) -> Settings:
     """The settings; those of plain values are checked once, as most calls come in a loop."""
-    if all(type(value) in PLAIN for value in given):
+    if PLAIN.issuperset(map(type, given)):
         return _known_settings(*given, preferred)
     return check_settings(*given, preferred)
 

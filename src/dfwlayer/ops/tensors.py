@@ -10,14 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["added", "fields_of", "filled", "names_of", "static_of", "tensors_in", "versions_in"]
+__all__ = [
+    "PLAIN",
+    "added",
+    "fields_of",
+    "filled",
+    "names_of",
+    "static_of",
+    "tensors_in",
+    "versions_in",
+    "versions_of",
+]
 
 
 SEQUENCES = (tuple, list)
 PLAIN = frozenset((float, int, bool, str, type(None)))  # without tensors in them
-
-
-_PLAIN = frozenset({type(None), bool, int, float, str})  # most of what is not a tensor
 
 
 def fields_of(node: Any) -> tuple[str, ...]:
@@ -52,7 +59,7 @@ def tensors_in(node: Any, sparse: bool = True) -> list[Tensor]:
 
 def _collect(node: Any, found: list[Tensor]) -> None:
     kind: type = type(node)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return
     if isinstance(node, Tensor):
         found.append(node)
@@ -75,6 +82,11 @@ def added(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Tensor
     """Gradients for the same tensors, None for none, added one by one."""
     pairs = zip(a, b, strict=True)
     return [own if other is None else other if own is None else own + other for own, other in pairs]
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each of them was changed in place."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def versions_in(parts: Iterable[Any]) -> list[int]:

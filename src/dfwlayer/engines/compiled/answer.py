@@ -14,7 +14,7 @@ from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
-from dfwlayer.ops.tensors import added, filled, tensors_in, versions_in
+from dfwlayer.ops.tensors import added, filled, tensors_in, versions_of
 
 __all__ = ["Gradients", "Layout", "asks", "carrying", "spoiled"]
 
@@ -74,10 +74,10 @@ def carrying(
     if not inputs:
         return None
     given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions_in(given))
+    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions_of(given))
     # those from which the layout's were derived; the same one may stand in several places
-    known = {id(t) for t in inputs}
-    inputs += (t for t in given if t.requires_grad and id(t) not in known)
+    known = set(map(id, inputs))
+    inputs += [t for t in given if t.requires_grad and id(t) not in known]
     x, value = _Solution.apply(solved, *inputs)  # type: ignore[no-untyped-call]
     return x, value
 
@@ -98,7 +98,7 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
         solved: _Solved = ctx.solved
         layout, found, among = solved.layout, solved.found, solved.among
-        if versions_in(solved.given) != solved.versions:
+        if versions_of(solved.given) != solved.versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: a tensor of the objective or of the set, after the solve"

@@ -56,7 +56,8 @@ class Laid(ABC):
 
     def fresh(self, found: Any) -> Tensor:
         """In memory of its own, as the gradient needs what was found."""
-        return self.point(found.x.copy())
+        # in another dtype it is a copy already
+        return self.point(found.x.copy() if self.dtype == torch.float64 else found.x)
 
     def seen(self, found: Any) -> Tensor:
         """From the centres."""
@@ -67,7 +68,7 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if math.isfinite(arriving.sum()):
+        if math.isfinite(np.add.reduce(arriving, None)):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -182,4 +183,6 @@ def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == gradient.dtype:
         return gradient
     narrow = gradient.to(dtype)
+    if math.isfinite(narrow.sum().item()):  # nearly always, and one pass
+        return narrow
     return torch.where(torch.isfinite(narrow), narrow, 0)

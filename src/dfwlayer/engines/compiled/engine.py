@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from torch import Tensor
+from numpy import count_nonzero
+from torch import Tensor, from_numpy
 
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.answer import asks, carrying
@@ -22,6 +25,7 @@ __all__ = ["attempt"]
 
 SMALLEST = 7.01e-46  # no less than half of the smallest float32
 LEAST = 1e-300  # what f is compared with at least
+ONE, ALL = (0, ...), ...  # of (B,): a single problem without a dimension, or all of them
 
 
 watch()
@@ -48,35 +52,46 @@ def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
     found = None if start is None else layout.search(start, settings.tol, settings.max_steps)
     if found is None:
         return None
-    codes, left = found.codes, None
-    # which multipliers hold x is of no interest, or not to the data of f, which come first
-    for code, first in ((SHARED, 0), (TIED, 2)):
-        if code in codes[0] and not asks(layout.tensors[first:]):
-            codes[0, codes[0] == code] = SOLVED
-    if layout.batch is None:
-        if codes[0, 0] != SOLVED:
-            return None
-    elif (lost := codes[0] != SOLVED).any():
+    left: Tensor | None = None
+    if count_nonzero(found.codes[0]):  # what is not `SOLVED`
+        lost = _lost(layout, found.codes[0])
         if lost.all():
             return None
-        for part in (found.x, found.multipliers, *found.face):
-            part[lost] = 0
-        left = torch.from_numpy(lost)
-    values, ended = found.values, codes[0]
-    # where f* is zero the gap may be what rounding makes of f
-    floor = values[1] > settings.tol * np.maximum(np.abs(values[0]), LEAST)
-    if floor.any():
+        if lost.any():
+            for part in (found.x, found.multipliers, *found.face):
+                part[lost] = 0
+            left = torch.from_numpy(lost)
+    values, ended = found.values, found.codes[0]
+    if _at_the_floor(values, settings.tol):
+        floor = values[1] > settings.tol * np.maximum(np.abs(values[0]), LEAST)
         ended = np.where(floor & (ended == SOLVED), int(Status.ROUNDING_FLOOR), ended)
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
         values = values.astype(np.float32)
-    at = (0, ...) if layout.batch is None else ()
-    value, gap, status, steps = (
-        torch.from_numpy(row[at]) for row in (values[0], values[1], ended, codes[1])
-    )
+    at: Any = ONE if layout.batch is None else ALL
+    value = from_numpy(values[0][at])
     carried = carrying(layout, found, value, arguments, settings)
     x, value = (layout.point(found.x), value) if carried is None else carried
-    return Attempt(Solution(x, value, gap, steps, status), left)
+    steps, status = from_numpy(found.codes[1][at]), from_numpy(ended[at])
+    return Attempt(Solution(x, value, from_numpy(values[1][at]), steps, status), left)
+
+
+def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)
+    """Which problems are for others; those that are solved for what is asked for become so."""
+    # which multipliers hold x is of no interest, or not to the data of f, which come first
+    for code, first in ((SHARED, 0), (TIED, 2)):
+        if code in codes and not asks(layout.tensors[first:]):
+            codes[codes == code] = SOLVED
+    lost: Array = codes != SOLVED
+    return lost
+
+
+def _at_the_floor(values: Array, tol: float) -> bool:  # (2, B)
+    """Whether f* of a problem is zero, so that the gap may be what rounding makes of f."""
+    if values.shape[1] == 1:  # plain numbers are compared sooner
+        (value,), (gap,) = values.tolist()
+        return bool(gap > tol * max(abs(value), LEAST))
+    return bool((values[1] > tol * np.maximum(np.abs(values[0]), LEAST)).any())
 
 
 def _start(layout: Layout | WorkingSets, x0: Tensor | None) -> Array | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,18 +27,19 @@ from dfwlayer.engines.compiled.arrays import (
 )
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
-from dfwlayer.engines.compiled.sets import sets_of
+from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.tensors import PLAIN
 
 __all__ = ["Layout", "lay_out"]
 
 LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
+MOST = 64  # sets of numbers that are kept
 FARTHEST = 256.0  # centres against what is found around them: the rounding of P c is not to count
 
 
-@dataclass(frozen=True)
-class Quadratics:
+class Quadratics(NamedTuple):
     """The objectives in float64; what is shared by all has a first dimension of 1."""
 
     matrix: Tensor | None
@@ -68,7 +69,7 @@ class Quadratics:
                 q = -_times(np.swapaxes(A, -2, -1), b)
             else:
                 q = q + self.product(c)
-        return replace(self, arrays=(P, q, A, b))
+        return self._replace(arrays=(P, q, A, b))
 
     def value(self, x: Array) -> Array:  # (·, n) -> (·,)
         """½ xᵀPx + qᵀx."""
@@ -126,7 +127,7 @@ class Centres(NamedTuple):
     placed: Callable[[Tensor], Tensor]  # y ↦ x
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # what is frozen takes longer to make
 class Layout(Laid):
     """A batch of problems."""
 
@@ -215,7 +216,37 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
         return None
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
-    like = vector.new_empty(n) if squared else vector
+    laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
+    if laid is None:
+        return None
+    sets, centres = laid
+    P, A, b = _nothing(n)
+    q = array_of(vector, 1)
+    if squared:
+        assert matrix is not None
+        A, b = array_of(matrix, 2), q
+        with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
+            P = np.matmul(np.swapaxes(A, -2, -1), A)
+            q = -_times(np.swapaxes(A, -2, -1), b)
+    elif matrix is not None:
+        P = array_of(matrix, 2)
+    given = Quadratics(matrix, vector, squared, (P, q, A, b))
+    return Layout(given, sets, centres, n, batch.size, dtype)
+
+
+def _laid_sets(
+    constraint: Constraint, like: Tensor, n: int, batch: Batch
+) -> tuple[Sets, Centres | None] | None:
+    """The sets for vectors like these (..., n).
+
+    Those that consist of numbers are kept from call to call, by these numbers.
+    """
+    key = None
+    if n <= KEPT and PLAIN.issuperset(map(type, vars(constraint).values())):
+        key = type(constraint), n, *vars(constraint).items()
+        known = _of_numbers.get(key)
+        if known is not None:
+            return known, None
     if not constraint.is_plain(like):
         return None
     centres: Centres | None = None
@@ -230,18 +261,14 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     sets = None if form is None else sets_of(form, n, batch)
     if sets is None:
         return None
-    P, A, b = _nothing(n)
-    q = array_of(vector, 1)
-    if squared:
-        assert matrix is not None
-        A, b = array_of(matrix, 2), q
-        with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
-            P = np.matmul(np.swapaxes(A, -2, -1), A)
-            q = -_times(np.swapaxes(A, -2, -1), b)
-    elif matrix is not None:
-        P = array_of(matrix, 2)
-    given = Quadratics(matrix, vector, squared, (P, q, A, b))
-    return Layout(given, sets, centres, n, batch.size, dtype)
+    if key is not None and centres is None:
+        if len(_of_numbers) >= MOST:
+            _of_numbers.clear()
+        _of_numbers[key] = sets
+    return sets, centres
+
+
+_of_numbers: dict[Any, Sets] = {}
 
 
 def _times(A: Array, x: Array) -> Array:

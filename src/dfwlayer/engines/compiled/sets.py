@@ -22,7 +22,7 @@ from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
 from dfwlayer.engines.compiled.threads import spread
 
-__all__ = ["Polytopes", "sets_of"]
+__all__ = ["KEPT", "Polytopes", "sets_of"]
 
 KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     blocks: Array  # (·, 4)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # what is frozen takes longer to make
 class Polytopes:
     """Sets of bounds, budgets and equations, see `dfwlayer.engines.compiled.kernels.table`."""
 
@@ -74,9 +74,9 @@ class Polytopes:
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
-        out = Adjoint(np.empty_like(v), np.empty_like(found.multipliers), np.empty_like(v))
-        face = found.codes, *found.face, found.multipliers
         batch, n = v.shape
+        out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), np.empty((batch, n)))
+        face = found.codes, *found.face, found.multipliers
         if self.projects(P):
             near = self.bodies, *face, v, *out
             spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
@@ -121,7 +121,7 @@ class Polytopes:
         return gradients
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Balls:
     """Weighted ℓ2 balls, see `dfwlayer.engines.compiled.kernels.ball`."""
 
@@ -143,7 +143,7 @@ class Balls:
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
-        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        u, nu = np.empty(v.shape), np.empty(found.multipliers.shape)
         given = P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers, v, u, nu
         batch, n = v.shape
         spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
@@ -168,7 +168,7 @@ class Balls:
         return [of_weight, summed(self.radius, adjoint.nu) if asked[1] else None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Powers(Balls):
     """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
 
@@ -187,7 +187,7 @@ class Powers(Balls):
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
-        u, nu = np.empty_like(v), np.empty_like(found.multipliers)
+        u, nu = np.empty(v.shape), np.empty(found.multipliers.shape)
         at = found.codes, found.multipliers, *found.face
         given = self.p, P, self.weights, self.radii, eps, *at, v, u, nu
         batch, n = v.shape
@@ -220,13 +220,25 @@ def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
         weight, radius = form[0].weight, form[0].radius
         if len(form) > 1 or not batch.fits(weight, 1) or not batch.fits(radius, 1):
             return None
-        size = np.abs(array_of(weight, 1))
-        parts = weight, radius, stretched(size, len(size), n), array_of(radius, 1)
+        parts = weight, radius, _sizes(weight, n), array_of(radius, 1)
         if isinstance(form[0], Round):
             return Balls(*parts)
         p = form[0].p
         return Powers(*parts, p) if FLATTEST <= p <= STEEPEST else None
     return _polytopes(form, n, batch)
+
+
+def _sizes(weight: Value, n: int) -> Array:  # (·, n)
+    """|w|; of numbers kept from call to call."""
+    if not isinstance(weight, Tensor):
+        return (_same if n <= KEPT else _same.__wrapped__)(abs(weight), n)
+    size = np.abs(array_of(weight, 1))
+    return stretched(size, len(size), n)
+
+
+@lru_cache(maxsize=64)
+def _same(value: float, n: int) -> Array:
+    return np.full((1, n), float(value))
 
 
 def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
@@ -237,13 +249,13 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
     for block in form:
         if not isinstance(block, Flat):
             return None
-        own: list[Value] = [block.lower, block.upper]
+        values: list[Value] = [block.lower, block.upper]
         if block.weight is not None:
-            own += (block.weight, block.radius)
+            values += (block.weight, block.radius)
         for equation in block.equations:
-            own += equation
+            values += equation
         numbers: list[Any] = [block.n, block.weight is not None]
-        for part in own:
+        for part in values:
             if isinstance(part, Tensor):
                 if not batch.fits(part, 1):
                     return None
@@ -258,15 +270,15 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
         return None
     bodies = plan.table[None]
     if tensors:
-        own_sizes = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
-        bodies = bodies.repeat(max(own_sizes, default=1), 0)
+        own = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
+        bodies = bodies.repeat(max(own), 0) if own else bodies.copy()
     for where, tensor in tensors:
         line, kind, first, end, total = plan.spots[where]
-        values = array_of(tensor, 1)
+        given = array_of(tensor, 1)
         if total:
-            bodies[:, line, table.TOTAL] = values[:, 0]
+            bodies[:, line, table.TOTAL] = given[:, 0]
         else:
-            bodies[:, line, first:end] = np.abs(values) if kind == table.BUDGET else values
+            bodies[:, line, first:end] = np.abs(given) if kind == table.BUDGET else given
     return Polytopes(plan, tuple(parts), bodies)
 
 

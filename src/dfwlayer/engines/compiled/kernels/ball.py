@@ -31,6 +31,7 @@ from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane,
 __all__ = ["adjoint", "search"]
 
 MOST = 60  # values of λ; about six are needed
+CLOSE = 1.01  # times the radius, within which x is to have all its digits
 NEAR = 0.99  # of the radius, where a start is taken to be on the boundary
 FAINT = 1e-10  # times the curvature of f, a first λ where f alone has flat directions
 
@@ -56,6 +57,18 @@ def _inverse(P, weight, multiplier, L, z):
     else:
         for i in range(n):
             z[i] /= 1 + multiplier * weight[i] * weight[i]
+
+
+@kernel
+def _steepness(P, weight, multiplier, L, z):
+    """zᵀ (P + λW²)⁻¹ z = ‖L⁻¹z‖², at the price of z."""
+    n, total = len(z), 0.0
+    if len(P) > 0:
+        forward(L, z, n)
+        return dot(z, z, n)
+    for i in range(n):
+        total += z[i] * z[i] / (1 + multiplier * weight[i] * weight[i])
+    return total
 
 
 @kernel
@@ -96,13 +109,15 @@ def _secular(P, q, weight, radius, start, x, z, L):
         for i in range(n):
             x[i] = -q[i]
         _inverse(P, weight, at, L, x)
-        # one step of refinement, so that λ is found to the last digits
-        product(P, x, z)
-        for i in range(n):
-            z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
-        _inverse(P, weight, at, L, z)
-        add(x, 1.0, z, n)
         size = length_of(weight, x)
+        # one step of refinement, so that λ is found to the last digits; not on the way to it
+        if at == 0 or size < CLOSE * radius:
+            product(P, x, z)
+            for i in range(n):
+                z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
+            _inverse(P, weight, at, L, z)
+            add(x, 1.0, z, n)
+            size = length_of(weight, x)
         if at == 0:
             if size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
                 return 0.0, 1
@@ -114,11 +129,7 @@ def _secular(P, q, weight, radius, start, x, z, L):
             return at, trial + 1
         for i in range(n):
             z[i] = weight[i] * weight[i] * x[i]
-        _inverse(P, weight, at, L, z)
-        steep = 0.0
-        for i in range(n):
-            steep += z[i] * weight[i] * weight[i] * x[i]
-        new = at + (size / steep) * size * ((size - radius) / radius)
+        new = at + (size / _steepness(P, weight, at, L, z)) * size * ((size - radius) / radius)
         if not new > 0:
             if not warm:
                 return 0.0, -outcome.LOST
