@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -356,6 +357,8 @@ def test_commands_train_go_on_and_collect(task: Task, tmp_path: Path) -> None:
     result = run("train-expert", *options, *few, "--steps", "120")
     assert result.exit_code == 0, result.output
     assert "Best actor: return" in result.output
+    # a line is a line, however narrow a file counts as
+    assert re.search(rf"^{re.escape(task.name)} step 120: .* steps/s$", result.output, re.MULTILINE)
     folder = tmp_path / task.slug / "expert"
     summary = json.loads((folder / "expert.json").read_text())
     assert summary["step"] == 120
