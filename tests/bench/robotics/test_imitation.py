@@ -347,9 +347,10 @@ def point(step, mse, rate=0.0):
     return {"step": step, "loss": 0.0, "mse": mse, **over}
 
 
-def driven(returns, rate, most, steps=10):
+def driven(seed, returns, rate, most, steps=10):
     over = {"violation_rate": rate, "largest_violation": most}
-    return {"layer": "none", "trained_steps": steps, "returns": returns, **over}
+    told = {"layer": "none", "seed": seed, "trained_steps": steps, "returns": returns}
+    return {**told, **over}
 
 
 def test_rows_are_over_the_seeds_that_got_furthest():
@@ -360,9 +361,9 @@ def test_rows_are_over_the_seeds_that_got_furthest():
     ]
     timings = {"none": {"median": 0.5, "times_none": 1.0}}
     evaluations = {
-        "none-0": driven([1.0, 3.0], 0.5, 4.0),
-        "none-1": driven([5.0, 7.0], 0.0, 0.0),
-        "none-2": driven([900.0, 900.0], 1.0, 9.0, steps=5),  # of a policy that is left out
+        "none-0": driven(0, [1.0, 3.0], 0.5, 4.0),
+        "none-1": driven(1, [5.0, 7.0], 0.0, 0.0),
+        "none-2": driven(2, [900.0, 900.0], 1.0, 9.0, steps=5),  # of a policy that is left out
     }
     results = Results(REACHER, runs, timings, evaluations, {"cvxpylayers": "needs it"}, {})
     none, absent = rows_of(results)
@@ -377,6 +378,21 @@ def test_rows_are_over_the_seeds_that_got_furthest():
     assert none.episode_return_interval == pytest.approx(2 * 12.706)
     assert none.mse_change is None  # there was one test
     assert (absent.layer, absent.mse, absent.detail) == ("cvxpylayers", None, "needs it")
+
+
+def test_seeds_that_the_clock_stopped_are_compared_at_a_test_they_share():
+    tested = {step: point(step, 10.0 - step / 10) for step in (0, 30, 32, 34)}
+    runs = [
+        Run("none", seed, last, [at for step, at in tested.items() if step <= last])
+        for seed, last in enumerate((34, 32, 34))
+    ]
+    evaluations = {
+        f"none-{run.seed}": driven(run.seed, [float(run.step)], 0.0, 0.0, run.step) for run in runs
+    }
+    evaluations["none-1"]["trained_steps"] = 30  # before it went on: no longer that policy's
+    (row,) = rows_of(Results(REACHER, runs, {}, evaluations, {}, {}))
+    assert (row.seeds, row.steps, row.mse) == (3, 32, pytest.approx(6.8))
+    assert (row.episode_return, row.episode_return_interval) == (34.0, 0.0)
 
 
 def test_the_change_in_the_last_quarter_is_that_of_the_mean():

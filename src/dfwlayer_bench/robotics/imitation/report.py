@@ -42,8 +42,9 @@ HEADER = (
     "violation rate in the simulator",
 )
 NOTES = (
-    "Mean and 95 % interval (Student's t) over the seeds, at the last step, on the whole test set. "
-    "The interval of a return is over the policies' means, that of a single one over its episodes.",
+    "Mean and 95 % interval (Student's t) over the seeds, at the last test they share, on the "
+    "whole test set. The interval of a return is over the policies' means, that of a single one "
+    "over its episodes.",
     "The change is that of the mean test MSE over the last quarter of the steps: how far it is "
     "from levelling off.",
     "A violation is a power above the limit, in float64 and without tolerance; the mean is over "
@@ -81,11 +82,8 @@ def rows_of(results: Results) -> list[Row]:
     """A row for each layer, one for the expert, and one for each layer that is missing."""
     rows = []
     for layer in dict.fromkeys(run.layer for run in results.runs):
-        runs = [run for run in results.runs if run.layer == layer]
-        # seeds that have come less far do not count until they are there
-        last = max(run.step for run in runs)
-        own = [run for run in runs if run.step == last]
-        ends = [run.curve[-1] for run in own]
+        own, last = _together([run for run in results.runs if run.layer == layer])
+        ends = [_at(run, last) for run in own]
         rates = [end["violation_rate"] for end in ends]
         timing = results.timings.get(layer, {})
         rows.append(
@@ -105,11 +103,15 @@ def rows_of(results: Results) -> list[Row]:
                 step_seconds=timing.get("median"),
                 step_cpu_seconds=timing.get("cpu"),
                 times_none=timing.get("times_none"),
-                **_in_simulator(results.evaluations, layer, last),
+                **_in_simulator(results.evaluations, layer, {run.seed: run.step for run in own}),
             )
         )
     if any(key.startswith(f"{EXPERT_NAME}-") for key in results.evaluations):
-        rows.append(Row(EXPERT_NAME, "the expert", **_in_simulator(results.evaluations, "expert")))
+        rows.append(
+            Row(
+                EXPERT_NAME, "the expert", **_in_simulator(results.evaluations, EXPERT_NAME, {0: 0})
+            )
+        )
     done = {row.layer for row in rows}
     return rows + [
         Row(layer, LAYERS[layer].label, detail=why)
@@ -118,26 +120,45 @@ def rows_of(results: Results) -> list[Row]:
     ]
 
 
+def _together(runs: Sequence[Run]) -> tuple[list[Run], int]:
+    """The runs that count, and the last step at which all of them were tested.
+
+    Seeds that were stopped by the clock are a little apart; one that has come less than three
+    quarters as far as the furthest does not count until it is there.
+    """
+    furthest = max(run.step for run in runs)
+    near = [run for run in runs if run.step >= 0.75 * furthest]
+    shared = set.intersection(*({int(point["step"]) for point in run.curve} for run in near))
+    if not shared:  # tests at other steps
+        near = [run for run in runs if run.step == furthest]
+        shared = {furthest}
+    return near, max(shared)
+
+
+def _at(run: Run, step: float) -> dict[str, float]:
+    """The last test that is not after this step."""
+    return [point for point in run.curve if point["step"] <= step][-1]
+
+
 def _change(runs: Sequence[Run], last: int) -> float | None:
     """(MSE at the end − MSE at three quarters of the steps) / the latter, of the means."""
-    before = []
-    for run in runs:
-        earlier = [point for point in run.curve if 0 < point["step"] <= 0.75 * last]
-        if not earlier:
-            return None
-        before.append(earlier[-1]["mse"])
-    start = statistics.fmean(before)
-    return (statistics.fmean(run.curve[-1]["mse"] for run in runs) - start) / start
+    if any(run.curve[0]["step"] > 0.75 * last for run in runs):
+        return None
+    before = [_at(run, 0.75 * last) for run in runs]
+    if any(point["step"] == 0 for point in before):
+        return None  # not one test between the start and the last quarter
+    start = statistics.fmean(point["mse"] for point in before)
+    return (statistics.fmean(_at(run, last)["mse"] for run in runs) - start) / start
 
 
 def _in_simulator(
-    evaluations: Mapping[str, Mapping[str, Any]], layer: str, steps: int = 0
+    evaluations: Mapping[str, Mapping[str, Any]], layer: str, steps: Mapping[int, int]
 ) -> dict[str, Any]:
-    """Of the policies that were trained for so many steps."""
+    """Of the policies of these seeds, as they are after so many steps."""
     own = [
         found
         for found in evaluations.values()
-        if found["layer"] == layer and found["trained_steps"] == steps
+        if found["layer"] == layer and steps.get(found["seed"]) == found["trained_steps"]
     ]
     if not own:
         return {}
