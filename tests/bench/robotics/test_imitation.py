@@ -430,6 +430,12 @@ def test_verdicts_follow_the_numbers():
     assert verdicts(1.05, 0.0, steps=5) == ["reproduces", "not measured"]
     assert verdicts(4.0, 0.1) == ["does not reproduce", "does not reproduce"]
     assert [f.verdict for f in findings_of(REACHER, [])] == ["not measured"] * 2
+    # what was trained for longer is compared where both were tested
+    rows = [Row("none", "", 1, 10, 1.0, 0.0, 0.4), Row("dfw-paper", "", 1, 5, 4.4, 0.0, 0.0)]
+    curve = [point(0, 9.0), point(5, 4.0), point(10, 1.0)]
+    _, compared = findings_of(REACHER, rows, [Run("none", 0, 10, curve)])
+    assert compared.verdict == "reproduces"
+    assert "Test MSE 4.40 against 4.00 after 5 steps: 1.10 times" in compared.evidence
 
 
 def test_the_animation_shows_what_is_over_the_limit(tmp_path):

@@ -246,7 +246,7 @@ def write_report(folder: Path, results: Results, pictures: Sequence[Picture]) ->
             f"{machine_text(results.about['machine'])}."
         ],
         results.about["command"],
-        findings_of(task, rows),
+        findings_of(task, rows, results.runs),
         [section],
     )
     _write_csv(folder / "imitation.csv", [asdict(row) for row in rows])
