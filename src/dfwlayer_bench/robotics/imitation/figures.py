@@ -73,7 +73,7 @@ def draw_paper(folder: Path, task: Task, runs: Sequence[Run]) -> list[Picture]:
     ]
     shown = {
         layer: [run for run in early if run.layer == layer and len(run.curve) > 2]
-        for layer in (*COMPARED, *BESIDE)
+        for layer in (*BESIDE, *COMPARED)
     }
     if not any(shown[layer] for layer in COMPARED):
         return []
