@@ -109,9 +109,13 @@ def save_figure(
     panels: Sequence[Panel],
     *,
     across: bool = False,
+    alike: bool = True,
     panel_size: tuple[float, float] = (5.4, 3.2),
 ) -> list[Path]:
-    """Draw the panels, one below the other or side by side; returns the PNG and the SVG file."""
+    """Draw the panels, one below the other or side by side; returns the PNG and the SVG file.
+
+    Panels side by side share their y-axis if they are ``alike``, others their x-axis.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -126,10 +130,13 @@ def save_figure(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(wide * cols + 0.4, high * rows + extra), layout="constrained")
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, cols, squeeze=False, sharey=across, sharex=not across)
+        grid = figure.subplots(
+            rows, cols, squeeze=False, sharey=across and alike, sharex=not across
+        )
         for panel, axes in zip(panels, grid.flat, strict=True):
             _draw(axes, panel)
-            axes.label_outer()
+            if alike or not across:
+                axes.label_outer()
         _legend(figure, list(grid.flat), columns)
         paths = [folder / f"{name}.png", folder / f"{name}.svg"]
         figure.savefig(paths[0], dpi=160)

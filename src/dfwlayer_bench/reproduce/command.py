@@ -30,14 +30,15 @@ PARTS = {
     "accuracy": "Solutions, gradients, violations: as in the paper, and against exact answers.",
     "temperature": "Solution and gradient along the iterations, annealed and at constant τ.",
     "ablations": "p, step sizes, annealing, batches, unrolled against implicit, Theorem 1.",
+    "cosine": "What decides how good the published gradient is where its rule stops.",
     "all": "Everything, in one report.",
 }
 TELL = """
 
     The folder gets report.html, which holds everything, the tables as CSV, JSON and Markdown, and
     the figures as PNG and SVG. Every finished cell is saved at once: a run that was interrupted
-    goes on when the same command is given again. Studies of the method (temperature, ablations)
-    use the middle one of --sizes.
+    goes on when the same command is given again. Studies of the method (temperature, ablations,
+    cosine) use the middle one of --sizes.
 """
 FULL = Defaults(
     ("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=3, time_limit=600.0
@@ -45,7 +46,14 @@ FULL = Defaults(
 QUICK = Defaults(("paper", "active"), (30, 60), trials=1, repeats=1, time_limit=20.0)
 STEPS, QUICK_STEPS = 300, 60
 # on 2 cores, with every rival installed and nothing compiled yet
-QUICK_SECONDS = {"table1": 40, "accuracy": 40, "temperature": 20, "ablations": 40, "all": 55}
+QUICK_SECONDS = {
+    "table1": 40,
+    "accuracy": 40,
+    "temperature": 20,
+    "ablations": 40,
+    "cosine": 20,
+    "all": 55,
+}
 BATCHES, QUICK_BATCHES = (1, 4, 16, 64), (1, 4)
 WIDTH = 170  # columns, where the output is no terminal
 
@@ -68,10 +76,13 @@ class Request:
     def studies_of(self, part: str) -> list[Study]:
         """The studies of a part; none for the parts that compare systems."""
         from dfwlayer_bench.reproduce.studies.ablations import ablation_studies
+        from dfwlayer_bench.reproduce.studies.cosine import cosine_study
         from dfwlayer_bench.reproduce.studies.temperature import temperature_study
 
         if part == "temperature":
             return [temperature_study(self.steps)]
+        if part == "cosine":
+            return [cosine_study(self.steps)]
         return ablation_studies(self.steps, self.batches) if part == "ablations" else []
 
     @property

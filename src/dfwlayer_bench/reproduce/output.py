@@ -32,7 +32,11 @@ from dfwlayer_bench.reproduce.sections import (
 )
 from dfwlayer_bench.reproduce.studies.base import Record
 from dfwlayer_bench.reproduce.studies.findings import study_findings
-from dfwlayer_bench.reproduce.studies.sections import ablation_sections, temperature_section
+from dfwlayer_bench.reproduce.studies.sections import (
+    ablation_sections,
+    cosine_section,
+    temperature_section,
+)
 
 __all__ = ["REPORT", "Results", "write_results"]
 
@@ -62,6 +66,9 @@ def write_results(store: Store, results: Results) -> Document:
     if temperatures:
         sections.append(temperature_section(temperatures, drawn.get("temperature", [])))
     sections += ablation_sections(groups, drawn)
+    cosines = [group for group in groups if group.study == "cosine"]
+    if cosines:
+        sections.append(cosine_section(cosines))
     sections.append(settings_section(results.cells, results.about))
     document = Document(
         "DFWLayer: the paper's experiments, reproduced",

@@ -29,6 +29,7 @@ from dfwlayer_bench.reproduce.findings import system_findings
 from dfwlayer_bench.reproduce.paper import ACCURACY, TIMES
 from dfwlayer_bench.reproduce.rows import groups_of_records, system_rows
 from dfwlayer_bench.reproduce.studies import ablations
+from dfwlayer_bench.reproduce.studies import cosine as cosine_study
 from dfwlayer_bench.reproduce.studies.base import Case, Record
 from dfwlayer_bench.reproduce.studies.findings import study_findings
 from dfwlayer_bench.reproduce.studies.trajectory import follow
@@ -129,6 +130,77 @@ def test_a_gap_above_the_bound_would_be_seen(monkeypatch):
 
     monkeypatch.setattr(ablations, "_bound", nothing)
     assert ablations._against_bound("soft", 20, case)["broken"] == 20
+
+
+def test_a_power_iteration_ends_below_the_largest_eigenvalue():
+    P = torch.diag(torch.tensor([1.0, 7.99, 8.0], dtype=torch.float64))
+    start = torch.tensor([1.0, 1.0, 1e-3], dtype=torch.float64)
+    assert 7.9 < cosine_study.power_iteration(P, start) < 7.995
+    assert cosine_study.power_iteration(P, start, 0.0, 20_000) == pytest.approx(8.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "early"), [("here", 0), ("authors", 1), ("shift", 0)])
+def test_the_set_ups_of_the_cosine_study_do_as_they_say(name, early):
+    """The published rule written out once more, with the numbers that follow in the generator."""
+    case = Case("active", 20, 0, 400, "float32", "cpu")
+    _, setup = cosine_study.SETUPS[name]
+    found = cosine_study._stopped(setup, 1000, case)
+
+    random = np.random.RandomState(400)
+    random.standard_normal(1 + 20 * 20 + 20)
+    random.uniform(size=20)
+    x, before = random.standard_normal(20), 0.0
+    P = case.exact.P.numpy()
+    for _ in range(100):
+        x = P @ x / np.linalg.norm(P @ x)
+        size = x @ P @ x
+        if abs(size - before) < 1e-2:
+            break
+        before = size
+    largest = float(np.linalg.eigvalsh(P)[-1])
+    assert found["lipschitz"] == pytest.approx(size / largest if name == "authors" else 1, rel=1e-5)
+
+    problem = case.problem
+    w = problem.w + (0 if name == "here" else 1e-8)
+    scale = found["lipschitz"] * largest
+    q = problem.q.clone().requires_grad_()
+    x, value, steps = torch.zeros(20), 1e-30, 0
+    while True:
+        tau = 0.5 ** ((steps + early) // 30)
+        gradient = problem.P @ x + q
+        score = gradient * problem.t / w
+        s = -problem.t / w * score.sign() * torch.softmax(score.abs() / tau, 0)
+        gamma = (gradient @ (x - s) / (scale * (x - s).square().sum())).clamp(0, 1)
+        x = x - gamma * (x - s)
+        steps += 1
+        point = x.detach().double()
+        now = float(point @ (0.5 * case.exact.P @ point + case.exact.q))
+        if abs(now - value) <= 1e-4 * abs(value):
+            break
+        value = now
+    (slope,) = torch.autograd.grad(x.sum(), q)
+    exact = case.reference.gradient
+    angle = torch.nn.functional.cosine_similarity(slope.double(), exact, dim=0)
+    assert found["steps"] == steps
+    assert found["temperature"] == tau
+    assert found["distance"] == pytest.approx(float((point - case.reference.x).norm()), rel=1e-3)
+    assert found["cosine"] == pytest.approx(float(angle), abs=1e-2)
+    assert found["length"] == pytest.approx(float(slope.norm() / exact.norm()), rel=1e-2)
+
+
+def test_the_cosine_study_names_the_set_ups_that_have_the_papers():
+    means = {"here": 0.8, "authors": 0.9, "least-0.125": 0.975, "lower": 0.5, "higher": 0.7}
+    made = []
+    for variant, cosine in means.items():
+        label = cosine_study.SETUPS[variant][0]
+        record = Record("cosine", "paper", 500, 0, 1, variant, label, status="ok", active=True)
+        made.append(replace(record, values={"cosine": cosine, "length": 40.0}))
+    first, second = study_findings(groups_of_records(made))
+    assert "0.800 here, 0.900 with the authors' combination; the paper has 0.977" in first.evidence
+    assert first.evidence.endswith("Within 0.01 of that: τ at least 1/8 0.975.")
+    assert "from 0.500 to 0.700" in second.evidence
+    assert "up to 40.0 times" in second.evidence
+    assert study_findings(groups_of_records(made[1:])) == []
 
 
 # rows and findings from made-up numbers ----------------------------------------------------------

@@ -78,7 +78,16 @@ def test_the_run_is_on_record(run):
     assert len(found) == 2 * 2 * 4
     assert "tol=0.0001" in found["paper", 9, "dfw"]["settings"]
     studies = {record["study"] for record in content["records"]}
-    expected = {"temperature", "p", "step-size", "annealing", "batch", "gradient", "theorem"}
+    expected = {
+        "temperature",
+        "p",
+        "step-size",
+        "annealing",
+        "batch",
+        "gradient",
+        "theorem",
+        "cosine",
+    }
     assert studies == expected
     assert all(record["status"] == "ok" for record in content["records"]), result.output
     assert all(record["n"] == 9 for record in content["records"])  # the middle of the sizes

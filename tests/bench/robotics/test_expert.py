@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -55,8 +56,9 @@ def simulated(task: Task) -> Any:
 every_task = pytest.mark.parametrize("task", [simulated(CHEETAH), simulated(REACHER)])
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner(env=NO_TERMINAL).invoke(cli.build_app(), ["robotics", *arguments])
+def run(*arguments: str, columns: int = 200) -> Any:
+    narrow = NO_TERMINAL | {"COLUMNS": str(columns)}
+    return CliRunner(env=narrow).invoke(cli.build_app(), ["robotics", *arguments])
 
 
 def trained(task: Task, steps: int, folder: Path, **changes: Any) -> Training:
@@ -353,9 +355,11 @@ def test_unknown_task_and_missing_simulator(monkeypatch: pytest.MonkeyPatch) -> 
 def test_commands_train_go_on_and_collect(task: Task, tmp_path: Path) -> None:
     options = ["--task", task.name, "--out", str(tmp_path)]
     few = ["--random-steps", "100", "--evaluate-every", "100", "--episodes", "1"]
-    result = run("train-expert", *options, *few, "--steps", "120")
+    result = run("train-expert", *options, *few, "--steps", "120", columns=60)
     assert result.exit_code == 0, result.output
     assert "Best actor: return" in result.output
+    # a line is a line, however narrow a file counts as
+    assert re.search(rf"^{re.escape(task.name)} step 120: .* steps/s$", result.output, re.MULTILINE)
     folder = tmp_path / task.slug / "expert"
     summary = json.loads((folder / "expert.json").read_text())
     assert summary["step"] == 120

@@ -16,8 +16,9 @@ pytest.importorskip("matplotlib", reason="needs the extra: pip install 'dfwlayer
 from typer.testing import CliRunner
 
 from dfwlayer_bench.cli import build_app
+from dfwlayer_bench.report.intervals import interval
 from dfwlayer_bench.robotics.gradients.plants import PLANTS
-from dfwlayer_bench.robotics.gradients.report import interval, rows_of
+from dfwlayer_bench.robotics.gradients.report import rows_of
 from dfwlayer_bench.robotics.gradients.training import MODES, Agents, Plan
 
 

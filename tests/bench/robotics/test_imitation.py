@@ -22,8 +22,10 @@ from dfwlayer_bench.robotics.files import (
     ASSETS,
     Dataset,
     FileError,
+    load_arrays,
     load_dataset,
     save_actor,
+    save_arrays,
     save_dataset,
 )
 from dfwlayer_bench.robotics.imitation.animation import BAD, GOOD, SIZE, Scene, film, save_animation
@@ -33,9 +35,10 @@ from dfwlayer_bench.robotics.imitation.evaluate import (
     evaluate,
     roll_out_together,
 )
+from dfwlayer_bench.robotics.imitation.figures import draw_paper
 from dfwlayer_bench.robotics.imitation.findings import findings_of
 from dfwlayer_bench.robotics.imitation.layers import LAYERS, find_layer
-from dfwlayer_bench.robotics.imitation.report import Results, rows_of
+from dfwlayer_bench.robotics.imitation.report import Results, rows_of, table_of
 from dfwlayer_bench.robotics.imitation.rows import Row, Run
 from dfwlayer_bench.robotics.imitation.timing import time_layers
 from dfwlayer_bench.robotics.imitation.training import (
@@ -277,6 +280,21 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
         other.resume()
 
 
+def test_a_policy_without_its_optimiser_counts_but_does_not_go_on(tmp_path):
+    data = split(made_up(CHEETAH))
+    plan = Plan(CHEETAH, steps=10, test_every=10)
+    run = Imitation(plan, data, "none", 0, tmp_path)
+    run.run(lambda _: None)
+    arrays, metadata = load_arrays(run.path, CHEETAH)
+    policy = {name: array for name, array in arrays.items() if name.startswith("actor.")}
+    save_arrays(run.path, policy, metadata)
+    again = Imitation(plan, data, "none", 0, tmp_path)
+    assert again.resume()
+    assert again.finished
+    with pytest.raises(FileError, match="10 steps without the optimiser's moments"):
+        Imitation(replace(plan, steps=20), data, "none", 0, tmp_path).resume()
+
+
 def test_layers_get_the_same_start_and_the_same_batches(tmp_path):
     data = split(made_up(CHEETAH))
     runs = [Imitation(Plan(CHEETAH), data, name, 2, tmp_path) for name in ("none", "radial")]
@@ -329,9 +347,10 @@ def point(step, mse, rate=0.0):
     return {"step": step, "loss": 0.0, "mse": mse, **over}
 
 
-def driven(returns, rate, most):
+def driven(seed, returns, rate, most, steps=10):
     over = {"violation_rate": rate, "largest_violation": most}
-    return {"layer": "none", "returns": returns, **over}
+    told = {"layer": "none", "seed": seed, "trained_steps": steps, "returns": returns}
+    return {**told, **over}
 
 
 def test_rows_are_over_the_seeds_that_got_furthest():
@@ -341,7 +360,11 @@ def test_rows_are_over_the_seeds_that_got_furthest():
         Run("none", 2, 5, [point(5, 9.0, 0.9)]),
     ]
     timings = {"none": {"median": 0.5, "times_none": 1.0}}
-    evaluations = {"none-0": driven([1.0, 3.0], 0.5, 4.0), "none-1": driven([5.0, 7.0], 0.0, 0.0)}
+    evaluations = {
+        "none-0": driven(0, [1.0, 3.0], 0.5, 4.0),
+        "none-1": driven(1, [5.0, 7.0], 0.0, 0.0),
+        "none-2": driven(2, [900.0, 900.0], 1.0, 9.0, steps=5),  # of a policy that is left out
+    }
     results = Results(REACHER, runs, timings, evaluations, {"cvxpylayers": "needs it"}, {})
     none, absent = rows_of(results)
     assert (none.seeds, none.steps, none.mse, none.violation_rate) == (2, 10, 2.0, 0.5)
@@ -349,7 +372,51 @@ def test_rows_are_over_the_seeds_that_got_furthest():
     assert (none.largest_violation, none.step_seconds) == (1.5, 0.5)
     assert (none.episode_return, none.episode_violation_rate) == (4.0, 0.25)
     assert none.episode_return_std == pytest.approx(8**0.5)
+    # Student's t with one degree of freedom: 12.706 s / √2
+    assert none.mse_interval == pytest.approx(12.706)
+    assert none.violation_rate_interval == pytest.approx(12.706 * 0.25)
+    assert none.episode_return_interval == pytest.approx(2 * 12.706)
+    assert none.mse_change is None  # there was one test
     assert (absent.layer, absent.mse, absent.detail) == ("cvxpylayers", None, "needs it")
+
+
+def test_seeds_that_the_clock_stopped_are_compared_at_a_test_they_share():
+    tested = {step: point(step, 10.0 - step / 10) for step in (0, 30, 32, 34)}
+    runs = [
+        Run("none", seed, last, [at for step, at in tested.items() if step <= last])
+        for seed, last in enumerate((34, 32, 34))
+    ]
+    evaluations = {
+        f"none-{run.seed}": driven(run.seed, [float(run.step)], 0.0, 0.0, run.step) for run in runs
+    }
+    evaluations["none-1"]["trained_steps"] = 30  # before it went on: no longer that policy's
+    (row,) = rows_of(Results(REACHER, runs, {}, evaluations, {}, {}))
+    assert (row.seeds, row.steps, row.mse) == (3, 32, pytest.approx(6.8))
+    assert (row.episode_return, row.episode_return_interval) == (34.0, 0.0)
+
+
+def test_the_change_in_the_last_quarter_is_that_of_the_mean():
+    curves = [
+        [point(step, mse) for step, mse in ((0, 9.0), (30, first), (40, second))]
+        for first, second in ((4.0, 3.0), (6.0, 6.0))
+    ]
+    runs = [Run("none", seed, 40, curve) for seed, curve in enumerate(curves)]
+    (row,) = rows_of(Results(REACHER, runs, {}, {}, {}, {}))
+    assert row.mse_change == pytest.approx(-0.1)
+    assert "-10.0 %" in table_of(REACHER, [row]).rows[0]
+
+
+def test_the_papers_figure_needs_tests_on_the_papers_way(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'dfwlayer[cli]'")
+    tested = [point(step, 1.0, 0.1) for step in (0, 200, 400, 5000)]
+    ours = Run("dfwlayer", 0, 5000, tested)
+    seldom = Run("dfw-paper", 0, 5000, [tested[0], tested[-1]])
+    assert draw_paper(tmp_path, REACHER, [ours, seldom]) == []
+    (drawn,) = draw_paper(tmp_path, REACHER, [ours, seldom, Run("alt-diff", 0, 5000, tested)])
+    assert (tmp_path / f"{drawn.name}.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / f"{drawn.name}.svg").read_text()
+    assert LAYERS["alt-diff"].label in text
+    assert LAYERS["dfw-paper"].label not in text
 
 
 def test_verdicts_follow_the_numbers():
@@ -363,6 +430,12 @@ def test_verdicts_follow_the_numbers():
     assert verdicts(1.05, 0.0, steps=5) == ["reproduces", "not measured"]
     assert verdicts(4.0, 0.1) == ["does not reproduce", "does not reproduce"]
     assert [f.verdict for f in findings_of(REACHER, [])] == ["not measured"] * 2
+    # what was trained for longer is compared where both were tested
+    rows = [Row("none", "", 1, 10, 1.0, 0.0, 0.4), Row("dfw-paper", "", 1, 5, 4.4, 0.0, 0.0)]
+    curve = [point(0, 9.0), point(5, 4.0), point(10, 1.0)]
+    _, compared = findings_of(REACHER, rows, [Run("none", 0, 10, curve)])
+    assert compared.verdict == "reproduces"
+    assert "Test MSE 4.40 against 4.00 after 5 steps: 1.10 times" in compared.evidence
 
 
 def test_the_animation_shows_what_is_over_the_limit(tmp_path):
@@ -410,6 +483,8 @@ def test_commands_from_data_to_report(tmp_path):
     assert found.exit_code == 0, found.output
     assert "[3 of 3] dfwlayer, seed 0: return" in found.output
     content = json.loads((folder / "imitation.json").read_text())
+    assert "--steps 20 --slow-steps 10 --seeds 0" in content["command"]
+    assert content["command"].endswith("--learning-rate 0.0001 --test-every 10")
     rows = {row["layer"]: row for row in content["rows"]}
     assert rows["dfwlayer"]["steps"] == 20
     assert rows["dfwlayer"]["violation_rate"] == rows["dfwlayer"]["episode_violation_rate"] == 0

@@ -1,4 +1,4 @@
-"""What the studies say of the paper's claims on temperature and of Theorem 1."""
+"""What the studies say of the paper's claims on temperature, of Theorem 1, and of the cosine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.findings import BEYOND, NOT_MEASURED, Finding
 from dfwlayer_bench.reproduce.findings import at_sizes, judge
-from dfwlayer_bench.reproduce.paper import STAGES
+from dfwlayer_bench.reproduce.paper import ACCURACY, STAGES
 from dfwlayer_bench.reproduce.rows import Group, Spread
 from dfwlayer_bench.reproduce.sections import PAPER
+from dfwlayer_bench.reproduce.studies.cosine import AUTHORS, HERE, SENSITIVE
+from dfwlayer_bench.reproduce.studies.sections import active
 from dfwlayer_bench.reproduce.studies.temperature import ANNEALED
 
 __all__ = ["study_findings"]
@@ -30,6 +32,7 @@ def study_findings(groups: Sequence[Group]) -> list[Finding]:
     found += _theorem([group for group in groups if group.study == "theorem"])
     found += _gradient([group for group in groups if group.study == "gradient"])
     found += _norms([group for group in groups if group.study == "p" and group.records])
+    found += _cosine({g.variant: g for g in groups if (g.study, g.family) == ("cosine", PAPER)})
     return found
 
 
@@ -148,6 +151,40 @@ def _gradient(groups: Sequence[Group]) -> list[Finding]:
         return []
     claim = "What unrolling costs, and what the implicit gradient at the same point is worth."
     return [Finding(BEYOND, claim, f"{'; '.join(parts)}.")]
+
+
+def _cosine(groups: dict[str, Group]) -> list[Finding]:
+    """Which set-ups have the paper's cosine, and how far L alone moves it."""
+    means = {name: _mean(group.spread("cosine")) for name, group in groups.items() if group.records}
+    if HERE not in means or AUTHORS not in means:
+        return []
+    n = groups[HERE].n
+    told = f"n = {n}: {means[HERE]:.3f} here, {means[AUTHORS]:.3f} with the authors' combination"
+    paper = ACCURACY["DFWLayer"].get(n)
+    if paper is not None:
+        near = [
+            f"{groups[name].label} {mean:.3f}"
+            for name, mean in means.items()
+            if abs(mean - paper.cosine.mean) <= SLACK
+        ]
+        listed = ", ".join(near) or "none"
+        told += f"; the paper has {paper.cosine.mean:.3f}. Within {SLACK:g} of that: {listed}"
+    found = [Finding(BEYOND, "What of the published set-up has the paper's cosine.", f"{told}.")]
+    own = [active(groups[name]).spread("cosine") for name in SENSITIVE if name in means]
+    known = [spread.mean for spread in own if spread is not None]
+    if known:
+        long = max(
+            active(groups[name]).largest("length") or 0.0 for name in SENSITIVE if name in means
+        )
+        found.append(
+            Finding(
+                BEYOND,
+                "How far the cosine moves with L alone where the constraint is active.",
+                f"n = {n}: from {min(known):.3f} to {max(known):.3f} with L within 1 %, the "
+                f"unrolled gradient up to {text.significant(long)} times as long as the exact one.",
+            )
+        )
+    return found
 
 
 def _norms(groups: Sequence[Group]) -> list[Finding]:

@@ -39,11 +39,15 @@ class Trajectory:
 
     @property
     def stop(self) -> int:
-        """Where the published rule ends: |f(x_k) − f(x_{k−1})| ≤ 1e-4 |f(x_{k−1})|, or the end."""
+        """Where the published rule ends with the published tolerance."""
+        return self.stop_at(PAPER_TOL)
+
+    def stop_at(self, tol: float) -> int:
+        """Where |f(x_k) − f(x_{k−1})| ≤ tol |f(x_{k−1})| first holds, or the end."""
         change, before = self.values.diff().abs(), self.values[:-1].abs()
         # f(x_0) is 0 at the origin, so that the first step never counts as settled
         tiny = torch.finfo(self.problem.dtype).tiny
-        settled = (change <= PAPER_TOL * before.clamp_min(tiny)).nonzero()
+        settled = (change <= tol * before.clamp_min(tiny)).nonzero()
         return int(settled[0]) + 1 if len(settled) else len(self.points) - 1
 
     def at(self, step: int, reference: Reference) -> dict[str, float | None]:
@@ -58,6 +62,7 @@ class Trajectory:
             "error": relative(x, reference.x),
             "cosine": cosine(gradient, reference.gradient),
             "gradient_error": relative(gradient, reference.gradient),
+            "length": float(gradient.norm() / reference.gradient.norm()),
         }
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dfwlayer_bench.report.progress import bar as bar_of
+from dfwlayer_bench.report.terminal import PLAIN
 from dfwlayer_bench.robotics.expert.training import Progress, Training
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def train(training: Training, console: Console) -> bool:
                     f"{plan.task.name} step {progress.step}: return {evaluated['return']:.1f} ± "
                     f"{evaluated['return_std']:.1f}, violations {evaluated['violations']:.0f} in "
                     f"evaluation, {progress.violations} in training, "
-                    f"{progress.steps_per_second:.0f} steps/s"
+                    f"{progress.steps_per_second:.0f} steps/s",
+                    **PLAIN,
                 )
             shown = "" if evaluated is None else f", expert {evaluated['return']:.1f}"
             bar.update(

@@ -13,13 +13,14 @@ from typing import Any
 
 from dfwlayer_bench.report.document import Document, Picture, Section, Table, markdown
 from dfwlayer_bench.report.figures import Curve, Panel, look_of, save_figure
+from dfwlayer_bench.report.intervals import interval
 from dfwlayer_bench.report.machine import machine_text
 from dfwlayer_bench.report.text import NOTHING, significant
 from dfwlayer_bench.robotics.files import writing
 from dfwlayer_bench.robotics.gradients.plants import PLANTS
 from dfwlayer_bench.robotics.gradients.training import MODES
 
-__all__ = ["Row", "interval", "rows_of", "write_report"]
+__all__ = ["Row", "rows_of", "write_report"]
 
 BASE = "exact"  # what the others are compared with, seed by seed
 LAST = 3  # evaluations whose mean counts as the end
@@ -41,8 +42,6 @@ NOTES = (
     "distance is that to the action executed, and lost is the share of the critic's gradient that "
     "the derivative of the projection removes: 1 − Σ‖Jᵀv‖² / Σ‖v‖². All at the end.",
 )
-# the 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 Points = Sequence[Mapping[str, Any]]  # of the curves, one for each agent and evaluation
 
 
@@ -64,14 +63,6 @@ class Row:
     distance: float
     lost: float
     violation_rate: float
-
-
-def interval(values: Sequence[float]) -> float | None:
-    """Half the width of the mean's 95 % interval, None for a single value."""
-    if len(values) < 2:
-        return None
-    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else 1.96
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def rows_of(task: str, curve: Points) -> list[Row]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dfwlayer_bench.report.document import Document
+    from dfwlayer_bench.robotics.imitation.training import Plan
     from dfwlayer_bench.robotics.tasks import Task
 
 __all__ = ["evaluate", "imitate", "run_all"]
@@ -32,7 +33,7 @@ QUICK_TRANSITIONS = 2000
 EPISODES, QUICK_EPISODES = 10, 1
 TRACE_STEPS = 300  # of an episode, shown in the figure of the power
 FILM_STEPS, QUICK_FILM_STEPS = 240, 20
-QUICK_SECONDS = {"imitate": 30, "evaluate": 15, "all": 55}  # on 2 cores
+QUICK_SECONDS = {"imitate": 40, "evaluate": 15, "all": 55}  # on 2 cores
 DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
 QUICK_EVALUATED = ("none", "dfwlayer", "radial")  # others take a minute for an episode
 FILMED = ("expert", "dfwlayer")
@@ -120,7 +121,7 @@ def imitate(
             for name in able
         ]
         about = {
-            "command": _command(chosen, most, most_slow, numbers, names),
+            "command": _command(plan, most_slow, numbers, names),
             "data": f"{samples.fingerprint} of {path.name}",
             "expert": {name: dataset.metadata.get(name) for name in ("made_by", "mean_return")},
             "batch_size": batch_size,
@@ -280,12 +281,12 @@ def _seeds(given: list[str] | None, quick: bool) -> list[int]:
     return options.check_seeds(given) or list(QUICK_SEEDS if quick else SEEDS)
 
 
-def _command(
-    task: Task, steps: int, slow_steps: int, seeds: Sequence[int], layers: Sequence[str]
-) -> str:
+def _command(plan: Plan, slow_steps: int, seeds: Sequence[int], layers: Sequence[str]) -> str:
     """The command that makes these runs anew, from the same data."""
-    words = ["dfw", "robotics", "imitate", "--task", task.name, "--steps", str(steps)]
+    words = ["dfw", "robotics", "imitate", "--task", plan.task.name, "--steps", str(plan.steps)]
     words += ["--slow-steps", str(slow_steps), "--seeds", *map(str, seeds), "--layers", *layers]
+    words += ["--batch-size", str(plan.batch_size), "--learning-rate", f"{plan.learning_rate:g}"]
+    words += ["--test-every", str(plan.test_every)]
     return shlex.join(words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dfwlayer_bench.robotics.imitation.layers import LAYERS
 from dfwlayer_bench.robotics.imitation.rows import Run
 from dfwlayer_bench.robotics.tasks import Task
 
-__all__ = ["draw_curves", "draw_power"]
+__all__ = ["draw_curves", "draw_paper", "draw_power"]
 
 QUANTITIES = {
     "mse": "test MSE",
@@ -27,6 +28,14 @@ CURVES = Picture(
     "Test MSE, mean violation over the actions in violation, and violation rate against training "
     "steps; mean and standard deviation over the seeds",
 )
+PAPER = Picture(
+    "paper",
+    "As in the paper: loss, mean violation and violation rate in its 1000 steps with the layers it "
+    "compares, and beside them no layer and the exact one; mean and deviation over the seeds",
+)
+PAPER_STEPS = 1000  # 100 rounds of 10 in the authors' script, tested every 200
+COMPARED = ("cvxpylayers", "alt-diff", "dfw-paper")  # by the paper
+BESIDE = ("none", "dfwlayer")
 POWER = Picture("power", "Power against time in one fresh episode; the limit is the dashed line")
 LIMIT = Look("#b3261e", marker="", line="--", width=1.2)
 
@@ -51,6 +60,35 @@ def draw_curves(folder: Path, task: Task, runs: Sequence[Run]) -> list[Picture]:
     ]
     save_figure(folder, CURVES.name, panels, panel_size=(6.4, 2.6))
     return [CURVES]
+
+
+def draw_paper(folder: Path, task: Task, runs: Sequence[Run]) -> list[Picture]:
+    """The paper's figure: three panels side by side, on linear axes, over its number of steps.
+
+    Nothing is drawn of layers that were tested less than three times on that way.
+    """
+    early = [
+        replace(run, curve=[point for point in run.curve if point["step"] <= PAPER_STEPS])
+        for run in runs
+    ]
+    shown = {
+        layer: [run for run in early if run.layer == layer and len(run.curve) > 2]
+        for layer in (*BESIDE, *COMPARED)
+    }
+    if not any(shown[layer] for layer in COMPARED):
+        return []
+    panels = [
+        Panel(
+            "training steps",
+            "",
+            [_curve(layer, own, quantity) for layer, own in shown.items() if own],
+            title=f"{task.name}: {text}",
+            y_range=(0.0, None),
+        )
+        for quantity, text in QUANTITIES.items()
+    ]
+    save_figure(folder, PAPER.name, panels, across=True, alike=False, panel_size=(3.6, 2.9))
+    return [PAPER]
 
 
 def _curve(layer: str, runs: Sequence[Run], quantity: str) -> Curve:

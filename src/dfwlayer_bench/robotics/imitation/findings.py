@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from dfwlayer_bench.report.findings import BEYOND, FAILS, IN_PART, NOT_MEASURED, REPRODUCES, Finding
 from dfwlayer_bench.report.text import significant
 from dfwlayer_bench.report.text import time as time_text
-from dfwlayer_bench.robotics.imitation.rows import Row
+from dfwlayer_bench.robotics.imitation.rows import Row, Run
 from dfwlayer_bench.robotics.tasks import Task
 
 __all__ = ["findings_of"]
@@ -16,11 +17,11 @@ NONE, OURS, PUBLISHED = "none", "dfwlayer", "dfw-paper"
 COMPARABLE, NEARLY = 1.1, 1.5  # a loss so many times that without a layer
 
 
-def findings_of(task: Task, rows: Sequence[Row]) -> list[Finding]:
-    """Verdicts by rules that stand beside the numbers."""
+def findings_of(task: Task, rows: Sequence[Row], runs: Sequence[Run] = ()) -> list[Finding]:
+    """Verdicts by rules that stand beside the numbers; the runs' curves where steps differ."""
     by_layer = {row.layer: row for row in rows}
     none, ours, published = (by_layer.get(name) for name in (NONE, OURS, PUBLISHED))
-    found = [_feasible(task, published, none), _comparable(task, published, none)]
+    found = [_feasible(task, published, none), _comparable(task, published, none, runs)]
     if ours is not None and ours.mse is not None:
         found += _ours(task, ours, rows)
     return found
@@ -38,25 +39,39 @@ def _feasible(task: Task, published: Row | None, none: Row | None) -> Finding:
     )
 
 
-def _comparable(task: Task, published: Row | None, none: Row | None) -> Finding:
+def _comparable(
+    task: Task, published: Row | None, none: Row | None, runs: Sequence[Run]
+) -> Finding:
     claim = f"{task.name}: the published layer's loss is comparable to that without a layer."
     if published is None or none is None or not published.mse or not none.mse:
         return Finding(NOT_MEASURED, claim, "One of them was not run.")
-    if published.steps != none.steps:
+    steps = min(published.steps, none.steps)
+    errors = {
+        row.layer: row.mse if row.steps == steps else _mse(runs, row.layer, steps)
+        for row in (published, none)
+    }
+    own, base = errors[PUBLISHED], errors[NONE]
+    if own is None or base is None:
         return Finding(
             NOT_MEASURED,
             claim,
             f"They were trained for {published.steps} and {none.steps} steps.",
         )
-    ratio = published.mse / none.mse
+    ratio = own / base
     verdict = REPRODUCES if ratio <= COMPARABLE else IN_PART if ratio <= NEARLY else FAILS
     return Finding(
         verdict,
         claim,
-        f"Test MSE {significant(published.mse)} against {significant(none.mse)} after "
-        f"{none.steps} steps: {ratio:.2f} times (comparable up to {COMPARABLE}, in part up to "
+        f"Test MSE {significant(own)} against {significant(base)} after "
+        f"{steps} steps: {ratio:.2f} times (comparable up to {COMPARABLE}, in part up to "
         f"{NEARLY}).",
     )
+
+
+def _mse(runs: Sequence[Run], layer: str, step: int) -> float | None:
+    """The mean test error of a layer at a step at which its runs were tested."""
+    found = [p["mse"] for run in runs if run.layer == layer for p in run.curve if p["step"] == step]
+    return statistics.fmean(found) if found else None
 
 
 def _ours(task: Task, ours: Row, rows: Sequence[Row]) -> list[Finding]:

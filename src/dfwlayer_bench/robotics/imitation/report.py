@@ -12,8 +12,9 @@ from typing import Any
 
 from dfwlayer_bench.report.document import Document, Picture, Section, Table, markdown
 from dfwlayer_bench.report.html import page
+from dfwlayer_bench.report.intervals import interval
 from dfwlayer_bench.report.machine import machine_text
-from dfwlayer_bench.report.text import NOTHING, significant, small, spread
+from dfwlayer_bench.report.text import NOTHING, significant, small
 from dfwlayer_bench.report.text import time as time_text
 from dfwlayer_bench.robotics.files import load_arrays, writing
 from dfwlayer_bench.robotics.imitation.evaluate import EXPERT_NAME
@@ -30,6 +31,7 @@ HEADER = (
     "seeds",
     "steps",
     "test MSE",
+    "its change in the last quarter",
     "violation rate",
     "mean violation",
     "largest violation",
@@ -40,7 +42,11 @@ HEADER = (
     "violation rate in the simulator",
 )
 NOTES = (
-    "Mean ± standard deviation over the seeds, at the last step, on the whole test set.",
+    "Mean and 95 % interval (Student's t) over the seeds, at the last test they share, on the "
+    "whole test set. The interval of a return is over the policies' means, that of a single one "
+    "over its episodes.",
+    "The change is that of the mean test MSE over the last quarter of the steps: how far it is "
+    "from levelling off.",
     "A violation is a power above the limit, in float64 and without tolerance; the mean is over "
     "the actions in violation, in the units of the limit.",
     "Training steps are timed in turns: medians, and the median of the ratios of CPU time to the "
@@ -76,10 +82,9 @@ def rows_of(results: Results) -> list[Row]:
     """A row for each layer, one for the expert, and one for each layer that is missing."""
     rows = []
     for layer in dict.fromkeys(run.layer for run in results.runs):
-        runs = [run for run in results.runs if run.layer == layer]
-        # seeds that have come less far do not count until they are there
-        last = max(run.step for run in runs)
-        ends = [run.curve[-1] for run in runs if run.step == last]
+        own, last = _together([run for run in results.runs if run.layer == layer])
+        ends = [_at(run, last) for run in own]
+        rates = [end["violation_rate"] for end in ends]
         timing = results.timings.get(layer, {})
         rows.append(
             Row(
@@ -89,17 +94,24 @@ def rows_of(results: Results) -> list[Row]:
                 steps=last,
                 mse=statistics.fmean(end["mse"] for end in ends),
                 mse_std=_std([end["mse"] for end in ends]),
-                violation_rate=statistics.fmean(end["violation_rate"] for end in ends),
+                mse_interval=interval([end["mse"] for end in ends]),
+                mse_change=_change(own, last),
+                violation_rate=statistics.fmean(rates),
+                violation_rate_interval=interval(rates),
                 mean_violation=statistics.fmean(end["mean_violation"] for end in ends),
                 largest_violation=max(end["largest_violation"] for end in ends),
                 step_seconds=timing.get("median"),
                 step_cpu_seconds=timing.get("cpu"),
                 times_none=timing.get("times_none"),
-                **_in_simulator(results.evaluations, layer),
+                **_in_simulator(results.evaluations, layer, {run.seed: run.step for run in own}),
             )
         )
     if any(key.startswith(f"{EXPERT_NAME}-") for key in results.evaluations):
-        rows.append(Row(EXPERT_NAME, "the expert", **_in_simulator(results.evaluations, "expert")))
+        rows.append(
+            Row(
+                EXPERT_NAME, "the expert", **_in_simulator(results.evaluations, EXPERT_NAME, {0: 0})
+            )
+        )
     done = {row.layer for row in rows}
     return rows + [
         Row(layer, LAYERS[layer].label, detail=why)
@@ -108,8 +120,46 @@ def rows_of(results: Results) -> list[Row]:
     ]
 
 
-def _in_simulator(evaluations: Mapping[str, Mapping[str, Any]], layer: str) -> dict[str, Any]:
-    own = [found for found in evaluations.values() if found["layer"] == layer]
+def _together(runs: Sequence[Run]) -> tuple[list[Run], int]:
+    """The runs that count, and the last step at which all of them were tested.
+
+    Seeds that were stopped by the clock are a little apart; one that has come less than three
+    quarters as far as the furthest does not count until it is there.
+    """
+    furthest = max(run.step for run in runs)
+    near = [run for run in runs if run.step >= 0.75 * furthest]
+    shared = set.intersection(*({int(point["step"]) for point in run.curve} for run in near))
+    if not shared:  # tests at other steps
+        near = [run for run in runs if run.step == furthest]
+        shared = {furthest}
+    return near, max(shared)
+
+
+def _at(run: Run, step: float) -> dict[str, float]:
+    """The last test that is not after this step."""
+    return [point for point in run.curve if point["step"] <= step][-1]
+
+
+def _change(runs: Sequence[Run], last: int) -> float | None:
+    """(MSE at the end − MSE at three quarters of the steps) / the latter, of the means."""
+    if any(run.curve[0]["step"] > 0.75 * last for run in runs):
+        return None
+    before = [_at(run, 0.75 * last) for run in runs]
+    if any(point["step"] == 0 for point in before):
+        return None  # not one test between the start and the last quarter
+    start = statistics.fmean(point["mse"] for point in before)
+    return (statistics.fmean(_at(run, last)["mse"] for run in runs) - start) / start
+
+
+def _in_simulator(
+    evaluations: Mapping[str, Mapping[str, Any]], layer: str, steps: Mapping[int, int]
+) -> dict[str, Any]:
+    """Of the policies of these seeds, as they are after so many steps."""
+    own = [
+        found
+        for found in evaluations.values()
+        if found["layer"] == layer and steps.get(found["seed"]) == found["trained_steps"]
+    ]
     if not own:
         return {}
     means = [statistics.fmean(found["returns"]) for found in own]
@@ -118,6 +168,7 @@ def _in_simulator(evaluations: Mapping[str, Mapping[str, Any]], layer: str) -> d
     return {
         "episode_return": statistics.fmean(means),
         "episode_return_std": _std(spreading),
+        "episode_return_interval": interval(spreading),
         "episode_violation_rate": statistics.fmean(found["violation_rate"] for found in own),
         "episode_largest_violation": max(found["largest_violation"] for found in own),
     }
@@ -146,24 +197,30 @@ def _texts(row: Row) -> list[str]:
         row.label,
         str(row.seeds) if row.seeds else NOTHING,
         str(row.steps) if row.steps else NOTHING,
-        NOTHING if row.mse is None else spread(row.mse, row.mse_std),
-        _share(row.violation_rate),
+        _with(row.mse, row.mse_interval),
+        NOTHING if row.mse_change is None else f"{100 * row.mse_change:+.1f} %",
+        _share(row.violation_rate, row.violation_rate_interval),
         significant(row.mean_violation),
         small(row.largest_violation),
         time_text(row.step_seconds),
         time_text(row.step_cpu_seconds),
         NOTHING if row.times_none is None else f"{row.times_none:.2f}",
-        NOTHING
-        if row.episode_return is None
-        else spread(row.episode_return, row.episode_return_std, 4),
+        _with(row.episode_return, row.episode_return_interval, 4),
         _share(row.episode_violation_rate),
     ]
 
 
-def _share(value: float | None) -> str:
+def _with(value: float | None, half: float | None, digits: int = 3) -> str:
+    text = significant(value, digits)
+    return text if value is None or half is None else f"{text} ± {significant(half, 2)}"
+
+
+def _share(value: float | None, half: float | None = None) -> str:
     if value is None:
         return NOTHING
-    return f"{100 * value:.3g} %" if value else "0"
+    if not value:
+        return "0"
+    return f"{100 * value:.3g}" + (f" ± {100 * half:.2g}" if half else "") + " %"
 
 
 def write_report(folder: Path, results: Results, pictures: Sequence[Picture]) -> Document:
@@ -189,7 +246,7 @@ def write_report(folder: Path, results: Results, pictures: Sequence[Picture]) ->
             f"{machine_text(results.about['machine'])}."
         ],
         results.about["command"],
-        findings_of(task, rows),
+        findings_of(task, rows, results.runs),
         [section],
     )
     _write_csv(folder / "imitation.csv", [asdict(row) for row in rows])

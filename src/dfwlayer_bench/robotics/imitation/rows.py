@@ -38,3 +38,8 @@ class Row:
     episode_violation_rate: float | None = None
     episode_largest_violation: float | None = None
     detail: str = ""  # why there is nothing
+    # half the widths of the means' 95 % intervals, by Student's t over the seeds
+    mse_interval: float | None = None
+    violation_rate_interval: float | None = None
+    episode_return_interval: float | None = None
+    mse_change: float | None = None  # of the mean, over the last quarter of the steps, relative

@@ -21,7 +21,7 @@ from dfwlayer_bench.robotics.imitation.evaluate import (
     Policies,
     roll_out_together,
 )
-from dfwlayer_bench.robotics.imitation.figures import POWER, draw_curves, draw_power
+from dfwlayer_bench.robotics.imitation.figures import POWER, draw_curves, draw_paper, draw_power
 from dfwlayer_bench.robotics.imitation.layers import LAYERS
 from dfwlayer_bench.robotics.imitation.report import Results, read_runs, write_report
 from dfwlayer_bench.robotics.imitation.timing import time_layers
@@ -177,7 +177,7 @@ def write_all(folder: Path, task: Task, layers: Sequence[str], seeds: Sequence[i
     missing = {name: why for name in layers if (why := LAYERS[name].missing())}
     about = _read(folder / ABOUT)
     results = Results(task, runs, _read(folder / TIMING), evaluations, missing, about)
-    pictures = draw_curves(folder, task, runs)
+    pictures = draw_curves(folder, task, runs) + draw_paper(folder, task, runs)
     if (folder / f"{POWER.name}.png").exists():
         pictures.append(POWER)
     return write_report(folder, results, pictures)

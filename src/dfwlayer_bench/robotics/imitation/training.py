@@ -176,6 +176,11 @@ class Imitation:
         self.adam.load_state_dict(state)
         for name in ("step", "seconds", "curve"):
             setattr(self, name, metadata[name])
+        if not self.finished and not state["state"]:
+            raise FileError(
+                f"{self.path} holds a policy of {self.step} steps without the optimiser's moments, "
+                "so that it cannot go on; ask for as many steps, or choose another --out"
+            )
         return True
 
     def run(self, report: Callable[[Step], None]) -> None:
