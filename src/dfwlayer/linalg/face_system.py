@@ -89,7 +89,7 @@ class FaceSystem:
     ) -> Krylov:
         """Conjugate gradients on the tangent space; see ``conjugate_gradient``."""
         if (few := by_count(v, lambda: self._few, lambda: None)) is not None:
-            return self._among(few, v, stop, Limits(tol, max_steps, cap, ask, floor))
+            return self._solve_few(few, v, stop, Limits(tol, max_steps, cap, ask, floor))
         precondition, unit = self._preconditioner(v) or (None, 1.0)
         return conjugate_gradient(
             self.hessian,
@@ -114,10 +114,10 @@ class FaceSystem:
         if free is None or n < LARGE or self.face.bends or self._normal is None:
             return None
         index = free.nonzero().squeeze(-1)
-        product = self.objective.gathered(index) if len(index) <= FEW * n else None
+        product = self.objective.among(index) if len(index) <= FEW * n else None
         return None if product is None else (index, product)
 
-    def _among(
+    def _solve_few(
         self,
         few: tuple[Tensor, Callable[[Tensor], Tensor]],
         v: Tensor,  # (n,)

@@ -237,7 +237,7 @@ class Objective(ABC):
         """
         return None
 
-    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def among(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
         """v ↦ ∇²f v on some coordinates (k,), of vectors (k,) that have these alone.
 
         For one problem whose ∇²f is constant; None where single columns of it are not to be had.

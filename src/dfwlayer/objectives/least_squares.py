@@ -212,7 +212,7 @@ class LeastSquares(Objective):
         """Aᵀ(A v), whatever x."""
         return self._all.total(self.adjoint(self.product(v)), "product", v)
 
-    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def among(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Products with the columns of A, and with their transpose."""
         if self.shards is not None or self.A.layout != torch.strided or self.A.dim() > 2:
             return None

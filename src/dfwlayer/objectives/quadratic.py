@@ -275,7 +275,7 @@ class Quadratic(Objective):
         factor = cholesky_factor(matrix)
         return None if factor is None else (Factor(factor, which), rho)
 
-    def gathered(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def among(self, index: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Products with the rows and columns of P."""
         if self.P is None or self._is_sparse or self.P.dim() > 2:
             return None

@@ -334,8 +334,10 @@ class Judge:
                 return
             part = Judge(q.some(rows.tolist()))
             part.precision(Seen(*(field[rows] for field in vars(seen).values())), sound[rows])
-            for f in part.failures:
-                self.fail(f.kind, None if f.row is None else int(rows[f.row]), f.message)
+            for each in part.failures:
+                self.fail(
+                    each.kind, None if each.row is None else int(rows[each.row]), each.message
+                )
             return
         try:
             with torch.no_grad(), limited(SECONDS):

@@ -24,7 +24,7 @@ def objectives():
 def test_products_among_some_coordinates_are_those_of_the_whole(name):
     f = objectives()[name].bind(None)
     index = torch.tensor([3, 4, 50, 319])
-    product = f.gathered(index)
+    product = f.among(index)
     v = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     whole = torch.zeros(N, dtype=torch.float64).index_copy(0, index, v)
     torch.testing.assert_close(product(v), f.hvp(whole, whole)[index])
@@ -35,7 +35,7 @@ def test_what_cannot_be_gathered_says_so(P):
     eye = torch.eye(N, dtype=torch.float64)
     given = {"batch": eye.expand(2, N, N), "sparse": eye.to_sparse()}.get(P)
     f = dfw.Quadratic(given, torch.ones(2, N, dtype=torch.float64)).bind(2)
-    assert f.gathered(torch.arange(4)) is None
+    assert f.among(torch.arange(4)) is None
 
 
 @pytest.mark.parametrize("name", ["quadratic", "least squares"])
@@ -51,13 +51,13 @@ def test_solutions_and_gradients_are_those_of_products_with_all_coordinates(
         "box": dfw.Box(torch.zeros(N).double(), torch.full((N,), 0.01).double()),
     }
     used = []
-    among = face_system.FaceSystem._among
+    among = face_system.FaceSystem._solve_few
 
     def seen(self, few, *rest):
         used.append(len(few[0]))
         return among(self, few, *rest)
 
-    monkeypatch.setattr(face_system.FaceSystem, "_among", seen)
+    monkeypatch.setattr(face_system.FaceSystem, "_solve_few", seen)
     v = torch.randn(N, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
     def found(large):
