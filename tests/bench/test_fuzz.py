@@ -420,6 +420,9 @@ def test_nothing_heavy_is_imported() -> None:
         (4242, 487),  # radii over weights of any size, compiled
         (5151, 463),  # gradients that float32 cannot hold, compiled
         (9001, 93),  # a step on the face lowers f and raises the gap, where both are close to zero
+        (6262, 2312),  # multipliers that leave some of a slope, over rows alone
+        (91001, 546),  # vertices of a disc, for a slope along its normal
+        (31337, 314),  # a gap in float32 that is rounding times a wide radius
     ],
 )
 def test_batches_that_failed_once_pass(seed: int, index: int) -> None:

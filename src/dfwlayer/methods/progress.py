@@ -104,6 +104,7 @@ class Progress:
         self.round_value = value
         self.stalled = zero  # rounds without progress
         self.unhalved = zero  # rounds in which the gap was not halved
+        self.floored = zero  # rounds whose best gap was one of rounding
         self.exact = none  # the last polish left nothing to gain but rounding
         self.close = none  # the gap was small enough before,
         self.closed = zero  # for so many rounds

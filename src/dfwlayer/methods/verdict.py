@@ -71,6 +71,9 @@ def judge(progress: Progress, rows: Mask) -> None:
         floor = progress.best_gap <= maximum(FLOOR * noise, blur)
         # so close to rounding, f may fall by its own rounding for ever where it tends to zero
         weary = progress.tried & (progress.unhalved >= patience)
+        # and so may the gap fall and rise, by factors, where rounding is all of it
+        progress.floored = select(rows & floor, progress.floored + 1, progress.floored)
+        weary = weary | (progress.tried & (progress.floored >= 4 * patience))
         ended = ended | (rows & (((over | weary) & floor) | lost))
         # nothing here can bring the gap to where rounding alone would leave it; the steps that
         # a float32 problem has left are worth more in double precision

@@ -334,10 +334,9 @@ class Judge:
                 return
             part = Judge(q.some(rows.tolist()))
             part.precision(Seen(*(field[rows] for field in vars(seen).values())), sound[rows])
-            for each in part.failures:
-                self.fail(
-                    each.kind, None if each.row is None else int(rows[each.row]), each.message
-                )
+            for found in part.failures:
+                row = None if found.row is None else int(rows[found.row])
+                self.fail(found.kind, row, found.message)
             return
         try:
             with torch.no_grad(), limited(SECONDS):

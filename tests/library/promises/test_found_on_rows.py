@@ -357,3 +357,20 @@ def test_fits_that_a_ball_just_allows(dtype, off):
         floor = 64 * torch.finfo(dtype).eps * b.square().sum(-1)
         least = 0.5 * (min(off, 0) * b.double()).square().sum(-1)
         assert (sol.value - least <= 1e-5 * least + floor).all()
+
+
+def test_a_wide_disc_around_a_solution_inside_of_it():
+    """In float32 its gap is rounding times the radius, which falls and rises from step to step."""
+    rows, n = 64, 9
+    P = torch.diag_embed(0.5 + 1.5 * torch.rand(rows, n))
+    q, a = 1.5 * torch.randn(rows, n), torch.randn(rows, n)
+    level, radius = 3 * torch.randn(rows), torch.full((rows,), 300.0)
+    with compiled.using(False):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.PlaneCut(dfw.LpBall(2, radius), a, level))
+    arrived = (sol.status == dfw.Status.CONVERGED) | (sol.status == dfw.Status.ROUNDING_FLOOR)
+    assert arrived.all()
+    # the minimiser in the plane: x = −P⁻¹(q + μa)
+    inverse, wide = 1 / P.diagonal(dim1=-2, dim2=-1).double(), a.double()
+    mu = -(level + (wide * inverse * q).sum(-1)) / (wide * inverse * wide).sum(-1)
+    exact = -inverse * (q + mu.unsqueeze(-1) * wide)
+    assert ((sol.x - exact).norm(dim=-1) <= 1e-5 * (1 + exact.norm(dim=-1))).all()
