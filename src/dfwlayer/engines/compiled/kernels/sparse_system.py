@@ -29,9 +29,9 @@ REFINEMENTS = 8
 class Parts(NamedTuple):
     """A program: matrices by rows (start, place, value), vectors, and which rows count."""
 
-    P: tuple  # (n, n)
-    A: tuple  # (k, n)
-    G: tuple  # (m, n)
+    P: tuple[np.ndarray, ...]  # (n, n)
+    A: tuple[np.ndarray, ...]  # (k, n)
+    G: tuple[np.ndarray, ...]  # (m, n)
     q: np.ndarray  # (n,)
     b: np.ndarray  # (k,)
     limits: np.ndarray  # r (m + 2n,), zero where it is infinite
