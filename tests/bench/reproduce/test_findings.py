@@ -15,6 +15,7 @@ import cvxpy as cp
 
 import dfwlayer
 from dfwlayer_bench.baselines.altdiff import Ball, alternate
+from dfwlayer_bench.bench import measure
 from dfwlayer_bench.bench.measure import held_bytes
 from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.problems.families import make
@@ -130,6 +131,18 @@ def test_a_gap_above_the_bound_would_be_seen(monkeypatch):
 
     monkeypatch.setattr(ablations, "_bound", nothing)
     assert ablations._against_bound("soft", 20, case)["broken"] == 20
+
+
+def test_what_a_first_call_loads_is_not_part_of_its_typical_time(monkeypatch):
+    taken = iter([12.0, 0.1, 0.3, 0.2, 0.4])
+
+    def timed(call, device):
+        return call(), next(taken)
+
+    monkeypatch.setattr(measure, "timed", timed)
+    assert measure.typical_seconds(lambda: "x", torch.device("cpu")) == ("x", 0.3)
+    taken = iter([12.0, 11.0])
+    assert measure.typical_seconds(lambda: "x", torch.device("cpu")) == ("x", 11.0)
 
 
 def test_a_power_iteration_ends_below_the_largest_eigenvalue():
