@@ -24,8 +24,9 @@ def solve_and_differentiate(case, params, method, max_steps, tol=1e-6):
 @pytest.mark.parametrize("method", METHODS)
 def test_batch_equals_single(method, p, device):
     case = make_case("quadratic", p, "signed", rows=5, seed=31).to(device)
-    # more steps, and the rounding of the first would grow: Frank-Wolfe is chaotic in its steps
-    settings = METHODS[method].method, 12
+    # more steps, and the rounding of the first would grow: Frank-Wolfe is chaotic in its steps, and
+    # on a round ball, where every step adds a point, the active set decides by less than that
+    settings = METHODS[method].method, 8 if method == "active-set" else 12
     whole, whole_grads = solve_and_differentiate(case, case.params, *settings)
     for i in range(5):
         one, grads = solve_and_differentiate(
