@@ -423,6 +423,10 @@ def test_nothing_heavy_is_imported() -> None:
         (6262, 2312),  # multipliers that leave some of a slope, over rows alone
         (91001, 546),  # vertices of a disc, for a slope along its normal
         (31337, 314),  # a gap in float32 that is rounding times a wide radius
+        (
+            20261118,
+            2316,
+        ),  # an ill-conditioned face of a ball and a box, met to 100 units of rounding
     ],
 )
 def test_batches_that_failed_once_pass(seed: int, index: int) -> None:

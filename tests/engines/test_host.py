@@ -265,9 +265,11 @@ def test_what_functions_hold_keeps_a_solve_where_it_is(away):
 @sets
 def test_every_set_from_a_gpu(name, dtype):
     """The answer is there, and what the CPU says."""
-    here = given(name, 256, dtype)
-    there = filled(
-        here, (t.detach().to("cuda").requires_grad_(t.requires_grad) for t in tensors_in(here))
+    drawn = given(name, 256, dtype)  # of which some tensors are made from others
+    here, there = (
+        filled(drawn, (t.detach().to(to).requires_grad_(t.requires_grad) for t in tensors))
+        for tensors in [tensors_in(drawn)]
+        for to in ("cpu", "cuda")
     )
     with compiled.using("wait"):
         sol, expected = dfw.solve(*there), dfw.solve(*here)
@@ -281,6 +283,7 @@ def test_every_set_from_a_gpu(name, dtype):
     eps = torch.finfo(dtype).eps
     assert sol.status.cpu().tolist() == expected.status.tolist()
     for found, right in ((sol.x, expected.x), (sol.value, expected.value)):
+        found, right = found.detach(), right.detach()
         size = float(right.abs().max())
         assert float((found.cpu() - right).abs().max()) <= max(100 * eps, 1e-7) * size
     for found, right in zip(own, other, strict=True):

@@ -26,6 +26,7 @@ from dfwlayer.ops.rows import or_one
 __all__ = ["Meeting", "Units", "meet", "program_of"]
 
 STEPS = 120
+TURNS = 32  # of the members at rounding
 FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
 INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow
 ENOUGH = 1e-4  # of the decrease that a slope promises
@@ -82,7 +83,25 @@ class _State(NamedTuple):
 def meet(members: Members, most: int) -> Meeting:
     """Minimise f over the members; x is between the bounds to the last digit."""
     found = _met(members, most)
-    return found._replace(x=members.clipped(found.x))
+    return found._replace(x=_settled(members, members.clipped(found.x)))
+
+
+def _settled(members: Members, x: Tensor) -> Tensor:
+    """x with what rounding has left it outside of members taken off.
+
+    Faces of an ill-conditioned f are met to some hundred units of rounding. Each member in its turn
+    moves x by what it misses, by which others may miss a part of that.
+    """
+    at, missed = x, members.missed(x)
+    for _ in range(TURNS if members.sets else 0):
+        before = at
+        for part in members.sets:
+            at = part.retract(at)
+        at = members.clipped(at)
+        if torch.equal(at, before):
+            break
+    better = torch.isfinite(at).all(-1) & (members.missed(at) <= missed)
+    return torch.where(better.unsqueeze(-1), at, x)
 
 
 def _met(members: Members, most: int) -> Meeting:
