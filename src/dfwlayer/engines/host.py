@@ -120,7 +120,7 @@ def takes(objective: Objective, constraint: Any, start: Tensor | None, settings:
         return False
     if any(type(t) not in (Tensor, torch.nn.Parameter) or t.device != device for t in tensors):
         return False
-    if torch.get_default_device().type != HOME.type:
+    if torch.empty(0).device.type != HOME.type:  # where tensors are made, by whatever means
         return False
     return portable((objective, constraint, settings.method))
 
