@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -279,8 +279,7 @@ class Quadratic(Objective):
         """Products with the rows and columns of P."""
         if self.P is None or self._is_sparse or self.P.dim() > 2:
             return None
-        part = self.P.detach()[index.unsqueeze(-1), index]
-        return lambda v: torch.mv(part, v)
+        return partial(torch.mv, self.P.detach()[index.unsqueeze(-1), index])
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free."""

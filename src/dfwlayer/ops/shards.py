@@ -12,6 +12,7 @@ lead from one to the other, and each is the other's derivative.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -61,23 +62,23 @@ class Traffic:
         self.kinds.clear()
 
 
-class Member:
+class Member(ABC):
     """What an objective asks of the processes that hold its rows."""
 
     size: int
     rank: int
 
+    @abstractmethod
     def spread(self, x: Tensor) -> Tensor:
         """What all processes have, for use with what is this one's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def total(self, own: Tensor, what: str, at: Tensor | None = None) -> Tensor:
         """The sum over the processes; ``at`` is what all of them should have, x for instance."""
-        raise NotImplementedError
 
+    @abstractmethod
     def any(self, flag: Tensor) -> Tensor:
         """Whether a flag holds on any of them."""
-        raise NotImplementedError
 
 
 class Alone(Member):

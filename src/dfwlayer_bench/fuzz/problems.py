@@ -348,15 +348,11 @@ def draw_problem(seed: int, index: int, only: int | None = None) -> Problem:
     options: dict[str, Any] = {}
     programs = name in PROGRAMS and method != "auto"
     if method in ("frank-wolfe", "dfw") or many or programs:
-        steps = (
-            [0, 3, 10, 20]
-            if programs
-            else [0, 3, 20, 40]
-            if many and not row.flat
-            else [0, 40, 250]
-            if many
-            else [0, 3, 40, 150]
-        )
+        steps = [0, 3, 40, 150]
+        if programs:
+            steps = [0, 3, 10, 20]
+        elif many:
+            steps = [0, 40, 250] if row.flat else [0, 3, 20, 40]
         options["max_steps"] = int(rng.choice(steps))
     extra = ("alone", "nan", "scale", "precision", "gradient")
     checks = tuple(c for c in extra if rng.random() < 0.2)
