@@ -218,6 +218,10 @@ def _outcome(
     status = torch.where(
         unfinished & blurred & (found.missed <= FEASIBLE), int(Status.ROUNDING_FLOOR), status
     )
+    # a face may be taken for the right one by mistake, which the certificate does not make
+    wide = torch.isfinite(gap) & (gap > torch.finfo(x.dtype).eps ** 0.5 * (least + sums))
+    wide = wide & (sums > 0)  # at x = 0 there are no terms that a gap could be compared with
+    status = torch.where((status == FLOOR) & wide, int(Status.STALLED), status)
     terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(

@@ -34,6 +34,31 @@ def test_a_solution_and_its_gradient_do_not_depend_on_units(unit: float, value: 
     assert slope.abs().amax() > 1e-2
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("unit", "value"), [(2.0**-50, 2.0**50), (2.0**83, 1.0), (1.0, 2.0**-90)])
+def test_nor_where_f_does_not_bend_in_every_coordinate(
+    unit: float, value: float, compiled: bool
+) -> None:
+    torch.manual_seed(7)
+    F = torch.randint(-2, 3, (40, 2, 4)).double()
+    F[:20, :, 0] = 0.0  # a coordinate without any curvature
+    q = torch.randint(-3, 4, (40, 4)).double()
+    sums = torch.tensor([2.0, 3.0]).double(), torch.tensor([3.0, 2.0]).double()
+
+    def solved(t: float, f: float) -> torch.Tensor:
+        plans = dfw.Transport(t * sums[0], t * sums[1])
+        with dfw.engines.compiled.using(compiled):
+            sol = dfw.solve(dfw.Quadratic(f / t**2 * (F.mT @ F), f / t * q), plans)
+        assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
+        X = sol.x.reshape(-1, 2, 2) / t
+        torch.testing.assert_close(X.sum(-1), sums[0].expand(40, 2), rtol=1e-14, atol=0)
+        torch.testing.assert_close(X.sum(-2), sums[1].expand(40, 2), rtol=1e-14, atol=0)
+        return sol.value / f
+
+    expected = solved(1.0, 1.0)  # the solution need not be unique, its value is
+    torch.testing.assert_close(solved(unit, value), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_cone_that_is_one_point(dtype: torch.dtype) -> None:
     P, q = (part.to(dtype) for part in matrices())

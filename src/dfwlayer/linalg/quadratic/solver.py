@@ -17,6 +17,7 @@ __all__ = ["Answer", "duality_gap", "least_value", "minimise", "minimise_on"]
 
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
+MET = 1e-9  # what rows may be missed by, relative to their terms, of a solution
 NEAR = 1e-6  # of a solution: residuals and gap, relative
 REFINEMENTS = 2  # of the multipliers of a linear program, each by what the last one left
 
@@ -104,10 +105,23 @@ def _attempt(program: Program | Thin, most: int = STEPS) -> tuple[Answer, Tensor
     x = torch.minimum(torch.maximum(x, program.lower), program.upper)
     none = found.empty, found.endless
     missed = _missed(program, x)
-    answer = Answer(x, nu, z, active, corner.exact, *none, found.steps, missed)
+    # a face that is right to rounding in units may miss rows of the program as it was given
+    exact = corner.exact & (missed <= MET)
+    answer = Answer(x, nu, z, active, exact, *none, found.steps, missed)
+    if bool(found.empty.any()):
+        answer = answer._replace(z=torch.where(found.empty[:, None], _closed(program, nu, z), z))
     if bool(crossed.any()):
         answer = _crossed(program, answer, crossed)
     return answer, found.off
+
+
+def _closed(program: Program | Thin, nu: Tensor, z: Tensor) -> Tensor:  # (B, m + 2n)
+    """Multipliers z with those of bounds that take what Aᵀν + Rᵀz leaves of zero, if they can."""
+    m, n = program.h.shape[-1], program.q.shape[-1]
+    rest = program.pulled(nu) + program.gathered(z)
+    above = torch.where(torch.isfinite(program.upper), (-rest).clamp_min(0), 0)
+    below = torch.where(torch.isfinite(program.lower), rest.clamp_min(0), 0)
+    return torch.cat((z[:, :m], z[:, m : m + n] + above, z[:, m + n :] + below), -1)
 
 
 def _located(program: Program | Thin, most: int) -> tuple[Interior, Corner]:

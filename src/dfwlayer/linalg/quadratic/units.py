@@ -16,9 +16,8 @@ PASSES = 12  # of the scaling; the entries are within a factor of two of one ano
 
 def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     """Rows and columns with largest entries near one (Ruiz, 2001), x and ∇f of size one."""
-    q, h, b = (torch.ones_like(part) for part in (program.q, program.h, program.b))
-    units = Units(q, h, b, q[:, :1])
     flat = program.absolute()
+    units = _common(program, flat)
     for _ in range(PASSES):
         columns, _, rows, equations = flat.extent(units)
         units = units._replace(
@@ -36,6 +35,22 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     cost = torch.maximum(bend, slope)
     units = units._replace(cost=_power(torch.where(cost > 0, cost, 1)))
     return program.measured(units), units
+
+
+def _common(program: Program | Thin, flat: Program | Thin) -> Units:
+    """One unit for all of x in which the largest entry of P is one, and rows in units of theirs.
+
+    The scaling ends where it does not see in which units f is only if it starts like this:
+    coordinates that P does not bend are measured by rows alone, and would be apart from those that
+    it does by the root of the size of f.
+    """
+    q, h, b = (torch.ones_like(part) for part in (program.q, program.h, program.b))
+    units = Units(q, h, b, q[:, :1])
+    bend = flat.extent(units)[1].amax(-1, keepdim=True)
+    units = units._replace(x=units.x / _root(bend))
+    _, _, rows, equations = flat.extent(units)
+    rows, equations = (torch.where(part > 0, part, 1) for part in (rows, equations))
+    return units._replace(rows=units.rows * rows, equations=units.equations * equations)
 
 
 def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
