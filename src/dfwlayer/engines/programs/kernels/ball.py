@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
@@ -31,8 +30,6 @@ from dfwlayer.engines.programs.kernels.faces import invert
 
 __all__ = ["adjoint", "search"]
 
-CLEAR, DOUBLE = tl.constexpr(constants.CLEAR), tl.constexpr(constants.DOUBLE)
-NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 
 MOST = tl.constexpr(60)  # values of λ; about six are needed
 NEAR = tl.constexpr(0.99)  # of the radius, where a start is taken to be on the boundary
@@ -73,9 +70,7 @@ def _size(weight, x):
 
 
 def _search(
-    P, q,
-    weight,  # a number, (n,) or (·, n)
-    radius,  # (·)
+    P, q, weight, radius,  # the weight is a number, (n,) or (·, n), the radius (·)
     start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, nothing, the multiplier
     left,
@@ -87,11 +82,11 @@ def _search(
     b, lane, cell = ends.own_lanes(n, N)
     blank = tl.zeros((N,), tl.float64)
     linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
+    z, usable = ends.started(start, b, start_batch, start_column, lane, cell, state, N)
     w, t = ends.ball_of(
         weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 0.0, x_out
     )
     w = tl.abs(w)
-    z, usable = ends.started(start, b, start_batch, start_column, lane, cell, state, N)
     sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST)
     sound = sound & ((w > 1 / LARGEST) | (lane >= n))
     fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
@@ -124,12 +119,12 @@ def _search(
             size = _size(w, x)
             pull = w * w * x
             fall = dot(_solve(matrix, M, curve, pull, DENSE, N, C), pull)
-            inside = (at == 0) & (size < t * (1 - CLEAR * NOISE))
-            unclear = (at == 0) & (inside == 0) & (size < t * (1 + CLEAR * NOISE))
-            passed = (size < t * (1 - CLEAR * DOUBLE)) & (warm == 0) & (at > 0)
+            inside = (at == 0) & (size < t * (1 - ends.CLEAR * ends.NOISE))
+            unclear = (at == 0) & (inside == 0) & (size < t * (1 + ends.CLEAR * ends.NOISE))
+            passed = (size < t * (1 - ends.CLEAR * ends.DOUBLE)) & (warm == 0) & (at > 0)
             new = at + (size / fall) * size * ((size - t) / t)
-            met = tl.abs(size - t) <= t * (4 * DOUBLE)
-            met = (met | (tl.abs(new - at) <= at * (2 * DOUBLE))) & (at > 0)
+            met = tl.abs(size - t) <= t * (4 * ends.DOUBLE)
+            met = (met | (tl.abs(new - at) <= at * (2 * ends.DOUBLE))) & (at > 0)
             found = inside | met
             code = tl.where(found, ends.SOLVED, tl.where(unclear, ends.DOUBTED, code))
             back = (new > 0) == 0
@@ -141,10 +136,10 @@ def _search(
             going = going & (at == 0)
             at = tl.where(going, new, at)
     # a force that is one
-    noise = (tl.max(tl.abs(linear)) + limit * tl.max(tl.abs(x))) * NOISE
+    noise = (tl.max(tl.abs(linear)) + limit * tl.max(tl.abs(x))) * ends.NOISE
     force = tl.max(at * w * w * tl.abs(x))
     code = tl.where(
-        (code == ends.SOLVED) & (at > 0) & ((force > noise * CLEAR) == 0), ends.DOUBTED, code
+        (code == ends.SOLVED) & (at > 0) & ((force > noise * ends.CLEAR) == 0), ends.DOUBTED, code
     )
     code = tl.where((code == ends.SOLVED) & (trial > most), ends.LOST, code)
     value, gap = number(0.0, blank), number(0.0, blank)
@@ -162,7 +157,7 @@ def _search(
         # ⟨g, x⟩ + t ‖W⁻¹g‖
         pull = g / tl.where(cell, w, 1.0)
         gap = tl.maximum(dot(g, x) + t * tl.sqrt(dot(pull, pull)), 0.0)
-        gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE)
+        gap += tl.sum(tl.abs(g * x)) * (2 * ends.DOUBLE)
         code = ends.verdict(settled, value, gap, tol, MAX)
     ends.solved_at(x_out, state, b, x, code, n, 2 * n + 2, lane, cell)
     tl.store(state + b * (2 * n + 2) + 2 * n, tl.where(code == ends.SOLVED, at, 0.0))

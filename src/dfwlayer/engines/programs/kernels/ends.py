@@ -35,8 +35,11 @@ from dfwlayer.engines.programs.kernels.blocks import (
 )
 
 __all__ = [
+    "CLEAR",
+    "DOUBLE",
     "DOUBTED",
     "LOST",
+    "NOISE",
     "SOLVED",
     "UNFIT",
     "arrived",
@@ -58,6 +61,9 @@ SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
 LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
 UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 SKEW = tl.constexpr(constants.SKEW)
+# what rounding is in float64, in sums, and how many times it a number has to be to be clearly there
+DOUBLE, CLEAR = tl.constexpr(constants.DOUBLE), tl.constexpr(constants.CLEAR)
+NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 
 
 @jit

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
 from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     count,
@@ -38,14 +37,10 @@ from dfwlayer.engines.programs.kernels.curved import (
 
 __all__ = ["adjoint", "search"]
 
-CLEAR, DOUBLE = tl.constexpr(constants.CLEAR), tl.constexpr(constants.DOUBLE)
-NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
-
 
 def _search(
-    P, q,
-    weight,  # a number, (n,) or (·, n)
-    radius, exponent,  # (·) each, t and p
+    P, q, weight, radius,  # as in `ball`
+    exponent,  # p, (·)
     start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, a, μ
     left,
@@ -55,15 +50,15 @@ def _search(
     N: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     b, lane, cell = ends.own_lanes(n, N)
+    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
+    low = p < 2
+    rate = tl.where(low, 1 / (p - 1), p - 1)
     blank = tl.zeros((N,), tl.float64)
     linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
     w, t = ends.ball_of(
         weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 1.0, x_out
     )
     w = tl.abs(w)
-    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
-    low = p < 2
-    rate = tl.where(low, 1 / (p - 1), p - 1)
     z, usable = ends.started(start, b, start_batch, start_column, lane, cell, state, N)
     sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST) & (w > 1 / LARGEST)
     fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
@@ -84,8 +79,8 @@ def _search(
     M, regular = inverse_of(matrix, scale, blank, n, DENSE, N, C)
     free = solve(matrix, M, scale, blank, -r, 1 if N <= 64 else 4, DENSE, N, C)
     size = size_of(tl.abs(free), p)
-    inside = regular & (size < 1 - CLEAR * NOISE)
-    outside = (regular == 0) | ((size > 1 + CLEAR * NOISE) | (size != size))
+    inside = regular & (size < 1 - ends.CLEAR * ends.NOISE)
+    outside = (regular == 0) | ((size > 1 + ends.CLEAR * ends.NOISE) | (size != size))
     code = tl.where(
         fit, tl.where(inside, ends.SOLVED, tl.where(outside, ends.LOST, ends.DOUBTED)), ends.UNFIT
     )
@@ -93,7 +88,7 @@ def _search(
         matrix, scale, r, z * w / t, rate, low, p, bound, unit, n, most, fit & outside, DENSE, N, C
     )
     v, _, _, _ = curves(a, rate, low)
-    clear = mu > unit * (CLEAR * NOISE)
+    clear = mu > unit * (ends.CLEAR * ends.NOISE)
     code = tl.where(found & (taken <= most), tl.where(clear, ends.SOLVED, ends.DOUBTED), code)
     v, a, mu = tl.where(found, v, free), tl.where(found, a, blank), tl.where(found, mu, 0.0)
     x, value, gap = blank, number(0.0, blank), number(0.0, blank)
@@ -111,7 +106,7 @@ def _search(
         # ⟨g, x⟩ + t ‖W⁻¹g‖ in the dual norm, with the rounding of powers
         dual = t * size_of(tl.where(cell, tl.abs(g) / w, 0.0), p / (p - 1))
         gap = tl.maximum(dot(g, x) + dual, 0.0)
-        gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE) + dual * NOISE
+        gap += tl.sum(tl.abs(g * x)) * (2 * ends.DOUBLE) + dual * ends.NOISE
         code = ends.verdict(settled, value, gap, tol, MAX)
     answered = code == ends.SOLVED
     ends.solved_at(x_out, state, b, x, code, n, 2 * n + 2, lane, cell)
@@ -140,8 +135,8 @@ def _adjoint(
     signed, t = ends.ball_of(
         weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 1.0, v_in
     )
-    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
     w = tl.abs(signed)
+    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
     u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
     if ends.arrived(codes, b, v, N):
         matrix = u
