@@ -16,7 +16,8 @@ CONSTRAINTS := constraints.txt
 OLDEST_PYTHON ?= $(shell for p in python3.11 python3.12; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# each process begins with its share of the files in one piece, and takes from others at its end
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help demo test test-kernels test-gpu test-oldest test-site fuzz lint types browser docs notebook hooks ci clean
 
@@ -30,7 +31,8 @@ test: $(READY) ## run the tests; select with make test ARGS="-k gradient"
 	$(PYTEST) --maxprocesses=8 $(ARGS)
 
 test-kernels: $(READY) ## run the Triton kernels on the CPU, in Triton's interpreter (Linux)
-	TRITON_INTERPRET=1 $(PYTEST) --maxprocesses=8 -m interpreter $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) --maxprocesses=8 -m interpreter $(ARGS) \
+		$$(grep -rlE 'kernel_cases|mark\.interpreter' tests --include='test_*.py')
 
 test-gpu: $(READY) ## run the tests that need a CUDA device
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { \

@@ -198,12 +198,14 @@ def test_the_yardstick_projects_exactly() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example: Path) -> None:
+def test_example(example: Path, tmp_path: Path) -> None:
+    """As a user runs it, in whatever folder; what it draws goes there."""
     result = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
         env=os.environ | {"DFW_QUICK": "1"},
         timeout=120,
     )

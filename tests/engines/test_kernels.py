@@ -404,7 +404,7 @@ def test_a_solve_by_kernels_is_like_one_by_formulas(dtype, monkeypatch):
 
     monkeypatch.setattr(compiled_engine, "_loaded", {"cpu": None, "cuda": None})  # kernels alone
     want = solved()
-    for name in ("take", "take_narrow"):
+    for name in ("accepts", "accepts_narrow"):
         monkeypatch.setattr(fused, name, lambda like: like.dim() == 2)
     for module in (kernels, face_kernels):
         monkeypatch.setattr(module, "launch", counted)

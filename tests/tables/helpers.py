@@ -264,7 +264,6 @@ OBJECTIVES = {
     "log-sum-exp": smooth_row(log_sum_exp, 1.0),
     "huber": smooth_row(huber, 1.0),
 }
-QUADRATIC = ("quadratic", "shared quadratic", "identity", "least squares")
 SMOOTH = ("logistic", "log-sum-exp", "huber")
 
 

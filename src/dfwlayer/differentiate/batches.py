@@ -15,7 +15,7 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.rows import common_shape, in_one_batch
 from dfwlayer.ops.tensors import fields_of, tensors_in
 
-__all__ = ["Batched", "check_no_others", "level", "one_batch", "ranks_of"]
+__all__ = ["Batched", "check_no_others", "equal_depths", "one_batch", "ranks_of"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def ranks_of(
     return tuple(ranks)
 
 
-def level(tensors: Sequence[Tensor], ranks: Sequence[int] | None) -> list[Tensor]:
+def equal_depths(tensors: Sequence[Tensor], ranks: Sequence[int] | None) -> list[Tensor]:
     """The tensors, all with the same number of batch dimensions."""
     if ranks is None:
         return list(tensors)

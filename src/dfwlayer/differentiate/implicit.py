@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
+from dfwlayer.differentiate.batches import (
+    Batched,
+    check_no_others,
+    equal_depths,
+    one_batch,
+    ranks_of,
+)
 from dfwlayer.differentiate.expansion import expand, worth
 from dfwlayer.differentiate.transforms import Pullback, any_in_transform, derived
 from dfwlayer.linalg.face_system import FaceSystem
@@ -227,7 +233,7 @@ def gradients_nearby(
         check_no_others(constant[0], constant[1], lambda: constant[0].value(x))
     wanted = tuple(i for i, (_, need) in enumerate(dense, start=1) if need)
     recipe = Pullback(_Nearby(ranks, objective, constraint, of_value), 1, wanted)
-    found = iter(derived(recipe, v, x, *level(given, ranks)))
+    found = iter(derived(recipe, v, x, *equal_depths(given, ranks)))
     pairs = [(next(found), t.shape) if need else (None, t.shape) for t, need in asked]
     return [g if g is None or ranks is None else g.reshape(shape) for g, shape in pairs]
 

@@ -25,7 +25,6 @@ __all__ = [
     "derived",
     "has_derivatives",
     "in_transform",
-    "unwrapped",
 ]
 
 
@@ -199,13 +198,6 @@ def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:
         )
     out: tuple[Tensor, ...] = Derived.apply(recipe, *inputs)  # type: ignore[no-untyped-call]
     return out
-
-
-def unwrapped(t: Tensor) -> Tensor:
-    """The plain tensor under all levels of torch.func, with the dimensions they map over."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):
-        t = torch._C._functorch.get_unwrapped(t)
-    return t
 
 
 def has_derivatives(t: Tensor) -> bool:

@@ -13,7 +13,13 @@ from torch.autograd import forward_ad
 
 from dfwlayer.arguments import common_batch
 from dfwlayer.constraints.base import Face
-from dfwlayer.differentiate.batches import Batched, check_no_others, level, one_batch, ranks_of
+from dfwlayer.differentiate.batches import (
+    Batched,
+    check_no_others,
+    equal_depths,
+    one_batch,
+    ranks_of,
+)
 from dfwlayer.differentiate.expansion import expand, worth
 from dfwlayer.differentiate.transforms import derived
 from dfwlayer.engines.base import Arguments, Task, bind, centred
@@ -39,9 +45,9 @@ def through_transforms(run: Run, arguments: Arguments, settings: Settings) -> So
         objective, constraint, _, _ = filled(arguments, iter(constants))
         check_no_others(objective, constraint, lambda: value_at_zero(objective))
     call = (ranks, run, arguments, settings)
-    x, value, gap, num_steps, status = derived(_Found(*call), *level(constants, ranks))
+    x, value, gap, num_steps, status = derived(_Found(*call), *equal_depths(constants, ranks))
     if differentiable:
-        x, value = _carried(call, level(tensors, ranks), x.detach(), value.detach())
+        x, value = _carried(call, equal_depths(tensors, ranks), x.detach(), value.detach())
     return Solution(x, value, gap, num_steps, status)
 
 
@@ -53,7 +59,7 @@ def carried(
     tensors = tensors_in(arguments, sparse=False)
     objective, constraint, _, _ = filled(arguments, (t.detach() for t in tensors))
     check_no_others(objective, constraint, lambda: value_at_zero(objective))
-    return _carried((ranks, run, arguments, settings), level(tensors, ranks), x, value)
+    return _carried((ranks, run, arguments, settings), equal_depths(tensors, ranks), x, value)
 
 
 def _carried(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.differentiate.batches import check_no_others, level, ranks_of
+from dfwlayer.differentiate.batches import check_no_others, equal_depths, ranks_of
 from dfwlayer.differentiate.expansion import worth
 from dfwlayer.differentiate.transforms import Recipe, derived
 from dfwlayer.engines.base import Arguments, bind
@@ -67,7 +67,7 @@ class Origin(NamedTuple):
             tensors = [t.detach() for t in tensors]
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
             given = [t.clone() if t.is_inference() else t for t in (x.detach(), *tensors)]
-            return derived(recipe, *level(given, None if ranks is None else (1, *ranks)))
+            return derived(recipe, *equal_depths(given, None if ranks is None else (1, *ranks)))
 
     def _check_unchanged(self) -> None:
         if versions_in(self.arguments[:2]) != self.versions:

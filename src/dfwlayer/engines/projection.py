@@ -28,7 +28,7 @@ from dfwlayer.differentiate.implicit import gradients_nearby
 from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.objectives import Quadratic
 from dfwlayer.ops.kernels import nearest as kernels
-from dfwlayer.ops.kernels.common import take_narrow
+from dfwlayer.ops.kernels.common import accepts_narrow
 from dfwlayer.ops.tensors import tensors_in
 from dfwlayer.ops.tracing import refuse_capture
 
@@ -136,7 +136,7 @@ def _nearest(q: Tensor, weight: Tensor | None, t: Tensor, verify: bool) -> _Near
     if q.device.type == "cpu":
         found = nearest_l1(-q.numpy(), None if w is None else w.numpy(), t.detach().numpy())
         return None if found is None else _OnHost(found, w)
-    if not take_narrow(q):
+    if not accepts_narrow(q):
         return None
     found_there = kernels.nearest_l1(q, w, t.detach())
     if verify and bool(found_there.suspect.cpu().any()):

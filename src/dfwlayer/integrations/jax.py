@@ -67,8 +67,6 @@ class Solution(NamedTuple):
 
 def __getattr__(name: str) -> Callable[..., Described]:
     """The objectives and sets of the library, taking arrays."""
-    if name.startswith("_"):
-        raise AttributeError(name)
     return mirrored(name)
 
 

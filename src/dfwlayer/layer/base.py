@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dfwlayer.arguments import as_integer, shown
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.methods import Method
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.ops.tracing import recording, refuse_recording
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import check_settings, check_wish, solve

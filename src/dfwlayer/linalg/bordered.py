@@ -25,8 +25,8 @@ def bordered(
     """
     steep = inverse(border.mT)  # (B, n, k)
     across = border @ steep + corner
-    level = across.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt()
-    scaled = level.unsqueeze(-1) * across * level.unsqueeze(-2)
+    unit = across.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).rsqrt()
+    scaled = unit.unsqueeze(-1) * across * unit.unsqueeze(-2)
     sound = torch.isfinite(scaled).all(-1).all(-1)[:, None, None]
     values, vectors = torch.linalg.eigh(torch.where(sound, scaled, 0))
     usable = values > 1e-14
@@ -38,8 +38,8 @@ def bordered(
             rest = r - apply(u) - combined(y, border)
             below = v - dots(border, u) + dots(corner, y)
             du = inverse(rest.unsqueeze(-1)).squeeze(-1)
-            turned = vectors.mT @ (level * (dots(border, du) - below)).unsqueeze(-1)
-            dy = level * (vectors @ (spread.unsqueeze(-1) * turned)).squeeze(-1)
+            turned = vectors.mT @ (unit * (dots(border, du) - below)).unsqueeze(-1)
+            dy = unit * (vectors @ (spread.unsqueeze(-1) * turned)).squeeze(-1)
             u = u + du - dots(steep, dy)
             y = y + dy
         return u, y

@@ -151,13 +151,13 @@ class FaceSystem:
         inverse = self.objective.reduced(self.face.free, bend)
         if inverse is None:
             return None
-        level = self._leveller(inverse)
+        onto_tangent = self._onto_tangent(inverse)
         u = torch.zeros_like(v)
         for _ in range(2):  # the second time for what rounding left
-            u = u + level(inverse(self.tangent(v - self.hessian(u))))
+            u = u + onto_tangent(inverse(self.tangent(v - self.hessian(u))))
         return u
 
-    def _leveller(self, inverse: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _onto_tangent(self, inverse: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """u ↦ u − Σ c_j H⁻¹a_j, which is in the tangent space."""
         if (a := self._normal) is not None:
             steep = inverse(a)
@@ -171,12 +171,12 @@ class FaceSystem:
         steeps = torch.stack([inverse(a) for a in self.face.normals], -2)
         across = torch.linalg.pinv(normals @ steeps.mT, hermitian=True)
 
-        def level(u: Tensor) -> Tensor:
+        def onto_tangent(u: Tensor) -> Tensor:
             c = across @ (normals @ u.unsqueeze(-1))
             moved: Tensor = u - (steeps.mT @ c).squeeze(-1)
             return moved
 
-        return level
+        return onto_tangent
 
     def invert(self, v: Tensor) -> Tensor:
         """u to the rounding of the dtype, and zero for problems that leave its range."""

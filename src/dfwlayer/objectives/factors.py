@@ -30,8 +30,8 @@ class Factor:
     def __call__(self, v: Tensor) -> Tensor:
         if self.which is not None:
             out = torch.empty_like(v)
-            for level, factor in enumerate(self.lower):
-                index = (self.which == level).nonzero().squeeze(-1)
+            for number, factor in enumerate(self.lower):
+                index = (self.which == number).nonzero().squeeze(-1)
                 if len(index):
                     out[index] = substitute(factor, v[index].mT).mT
             return out

@@ -21,10 +21,11 @@ from dfwlayer.linalg.sparse import (
 from dfwlayer.objectives.base import Curvature, Dense, Objective
 from dfwlayer.objectives.factors import LARGEST_FACTOR, Factor, reduced_sparse
 from dfwlayer.objectives.model import LARGEST, Model, SparseModel
+from dfwlayer.objectives.products import ProductQuadratic
 from dfwlayer.objectives.row_quadratic import RowQuadratic
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 from dfwlayer.ops.matrices import cholesky_factor, csr, csr_product, substitute
-from dfwlayer.ops.rows import Scalar, column, dot, settled, where_rows
+from dfwlayer.ops.rows import Scalar, column, settled, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 from dfwlayer.ops.shards import is_distributed, whole
 
@@ -35,7 +36,7 @@ ASYMMETRY = 1e-4  # largest |P − Pᵀ| against |P| that is taken for rounding 
 
 
 @dataclass(frozen=True)
-class Quadratic(Objective):
+class Quadratic(ProductQuadratic):
     """f(x) = ½ xᵀPx + qᵀx with P symmetric positive semi-definite.
 
     Args:
@@ -152,8 +153,8 @@ class Quadratic(Objective):
         total = self.q.detach().sum()
         if self.P is None:
             return ~torch.isfinite(total)
-        right, skew, level = self._symmetry()
-        return ~torch.isfinite(total + right.sum()) | (skew > level).any()
+        right, skew, rounding = self._symmetry()
+        return ~torch.isfinite(total + right.sum()) | (skew > rounding).any()
 
     def verified(self) -> tuple[Quadratic, Tensor | None]:
         """Finite data and a symmetric P, at the price of two products with P.
@@ -164,14 +165,14 @@ class Quadratic(Objective):
         bad = flag_nonfinite("q", self.q, 1)
         if self.P is None:
             return self, bad
-        right, skew, level = self._symmetry()
+        right, skew, rounding = self._symmetry()
         if not bool(torch.isfinite(right.sum())):
             stored = stored_entries(self.P) if self._is_sparse else self.P
             flagged = flag_nonfinite("P", stored, 2)
             if flagged is not None:
                 bad = flagged if bad is None else bad | flagged
                 skew = torch.where(flagged, 0, skew)
-        if not bool((skew > level).any()):
+        if not bool((skew > rounding).any()):
             return self, bad
         P, n = self.P.detach(), self.P.shape[-1]
         if bad is not None and P.dim() == 3:
@@ -226,19 +227,6 @@ class Quadratic(Objective):
         if self.P.dim() == 2:
             return torch.mv(self.P, x) if x.dim() == 1 else x @ self.P  # P is symmetric
         return (self.P @ x.unsqueeze(-1)).squeeze(-1)
-
-    def value(self, x: Tensor) -> Tensor:
-        """f(x)."""
-        return dot(x, 0.5 * self.product(x) + self.q)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Px + q."""
-        return self.product(x) + self.q
-
-    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one product with P."""
-        product = self.product(x)
-        return dot(x, 0.5 * product + self.q), product + self.q
 
     def dependence(self, x: Tensor) -> Tensor:
         """q, and P x where P asks for a gradient."""

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import flag_nonfinite
-from dfwlayer.objectives.base import Curvature, Objective
+from dfwlayer.objectives.base import Curvature
 from dfwlayer.objectives.model import LARGEST, Model
+from dfwlayer.objectives.products import ProductQuadratic
 from dfwlayer.objectives.spectrum import lanczos_spectrum
 from dfwlayer.ops.matrices import cholesky_factor, substitute
-from dfwlayer.ops.rows import dot, where_rows
+from dfwlayer.ops.rows import where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 from dfwlayer.ops.shards import Shards, own_rows
 
@@ -25,7 +26,7 @@ _ROUNDING = 8  # in units of eps · √n · the largest entry
 
 
 @dataclass(frozen=True)
-class RowQuadratic(Objective):
+class RowQuadratic(ProductQuadratic):
     """What `Quadratic` is for a DTensor P once it is bound; q is the same on all processes.
 
     A product with P is one of its rows here, and those of the others are asked for. The gradient
@@ -80,19 +81,6 @@ class RowQuadratic(Objective):
         found = self.group.stacked(own.movedim(-1, 0), self.group.rows, what, at)
         return found.movedim(0, -1).contiguous()
 
-    def value(self, x: Tensor) -> Tensor:
-        """f(x)."""
-        return dot(x, 0.5 * self.product(x) + self.q)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Px + q."""
-        return self.product(x) + self.q
-
-    def value_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one product with P."""
-        product = self.product(x)
-        return dot(x, 0.5 * product + self.q), product + self.q
-
     def hvp(self, x: Tensor, v: Tensor) -> Tensor:
         """P v, whatever x."""
         return self.product(v)
@@ -108,8 +96,8 @@ class RowQuadratic(Objective):
         probe = torch.linspace(0.5, 1.5, n, dtype=self.P.dtype, device=self.P.device)
         right = self.gathered(self.P.detach() @ probe, "checks")
         left = self.group.summed(self._own(probe) @ self.P.detach(), "checks")
-        level = _ROUNDING * torch.finfo(self.P.dtype).eps * n**0.5 * self._diagonal.abs().amax()
-        skew: Tensor = (right - left).abs().amax() > level
+        rounding = _ROUNDING * torch.finfo(self.P.dtype).eps * n**0.5 * self._diagonal.abs().amax()
+        skew: Tensor = (right - left).abs().amax() > rounding
         return lost | skew
 
     def verified(self) -> tuple[RowQuadratic, Tensor | None]:

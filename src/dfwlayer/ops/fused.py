@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.kernels import faces, steps
-from dfwlayer.ops.kernels.common import take, take_narrow
+from dfwlayer.ops.kernels.common import accepts, accepts_narrow
 from dfwlayer.ops.rows import Mask, Scalar, any_row, column, spread
 from dfwlayer.ops.scale import Scale
 
@@ -22,14 +22,14 @@ __all__ = ["conjugate_gradient", "face_l1", "observe", "own", "project_l1", "ste
 
 def project_l1(z: Tensor, omega: Tensor, inverse: Tensor, length: Tensor) -> Tensor | None:
     """See `dfwlayer.ops.kernels.steps.project_l1`."""
-    return steps.project_l1(z, omega, inverse, length) if take(z) else None
+    return steps.project_l1(z, omega, inverse, length) if accepts(z) else None
 
 
 def step_l1(
     x: Tensor, gradient: Tensor, curvature: Scalar, omega: Tensor, inverse: Tensor, length: Tensor
 ) -> Tensor | None:
     """See `dfwlayer.ops.kernels.steps.step_l1`."""
-    if not take(x):
+    if not accepts(x):
         return None
     return steps.step_l1(x, gradient, column(curvature, x), omega, inverse, length)
 
@@ -38,12 +38,12 @@ def face_l1(
     weight: Tensor, radius: Tensor, x: Tensor, g: Tensor, scale: Scale | None
 ) -> faces.FaceL1 | None:
     """See `dfwlayer.ops.kernels.faces.face_l1`."""
-    return faces.face_l1(weight, radius, x, g, scale) if take_narrow(x) else None
+    return faces.face_l1(weight, radius, x, g, scale) if accepts_narrow(x) else None
 
 
 def own(like: Tensor, *numbers: Any) -> tuple[Any, ...]:
     """Numbers or masks as they are, or in memory of their own where a kernel will change them."""
-    return tuple(column(each, like).clone() for each in numbers) if take(like) else numbers
+    return tuple(column(each, like).clone() for each in numbers) if accepts(like) else numbers
 
 
 def observe(
@@ -62,7 +62,7 @@ def observe(
 
     See `dfwlayer.ops.kernels.steps.observe`.
     """
-    if not take(x):
+    if not accepts(x):
         return False
     numbers = (column(each, x) for each in (alpha, steepest, flattest, bent_down, rounding))
     steps.observe(x, gradient, trial, slope, *numbers, blur=blur)
@@ -81,7 +81,7 @@ def conjugate_gradient(
     ask: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """The fields of `dfwlayer.linalg.krylov.Krylov`; one launch does all that follows a product."""
-    if not take(residual):
+    if not accepts(residual):
         return None
     rho = torch.linalg.vecdot(residual, residual).unsqueeze(-1)
     # row after row, whatever the strides of the gradient they come from

@@ -18,6 +18,7 @@ __all__ = [
     "names_of",
     "static_of",
     "tensors_in",
+    "unwrapped",
     "versions_in",
     "versions_of",
 ]
@@ -141,3 +142,10 @@ def static_of(node: Any) -> Hashable:
         own: Hashable = node
         return own
     return type(node), *(static_of(getattr(node, name)) for name in fields_of(node))
+
+
+def unwrapped(t: Tensor) -> Tensor:
+    """The plain tensor under all levels of torch.func, with the dimensions they map over."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        t = torch._C._functorch.get_unwrapped(t)
+    return t

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
@@ -80,11 +80,13 @@ def recorded() -> Iterator[None]:
 
 @contextmanager
 def real_tensors() -> Iterator[None]:
-    """Where tensors that are made from numbers have values, whatever is being recorded."""
-    if torch._C._len_torch_dispatch_stack():
-        with _disable_current_modes():
-            yield
-    else:
+    """Where tensors that are made from numbers have values, whatever is recorded or transformed."""
+    with ExitStack() as left:
+        if torch._C._len_torch_dispatch_stack():
+            left.enter_context(_disable_current_modes())
+        if torch._C._are_functorch_transforms_active():
+            # what a transform makes has no storage, from which PyTorch 2.6 reads a list
+            left.enter_context(torch._C._DisableFuncTorch())
         yield
 
 

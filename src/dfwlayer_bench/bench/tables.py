@@ -73,6 +73,8 @@ ERROR = Column("error of x", lambda row: text.small(row.error))
 GRADIENT_ERROR = Column("gradient error", lambda row: text.small(row.gradient_error))
 VIOLATION = Column("violation", lambda row: text.small(row.violation))
 STATUS = Column("status", lambda row: text.status(row.status, row.detail))
+# of suites that know the exact answers
+MEASURED = SYSTEM, BOTH, FORWARD, RATIO, ERROR, GRADIENT_ERROR, VIOLATION
 
 
 class Ended(Protocol):

@@ -95,3 +95,19 @@ def test_second_derivatives(name):
     (first,) = torch.autograd.grad(line(leaf), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first, leaf)
     torch.testing.assert_close(second, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [[[0, 2], [1]], [0, 1, 0], torch.tensor([0, 1, 0])])
+def test_groups_made_inside_of_a_transform_are_read_outside_of_it(given, monkeypatch):
+    read = torch.Tensor.tolist
+
+    def from_storage(t):  # as in PyTorch 2.6; tensors of a transform have none
+        return read(torch.from_numpy(t.numpy()))
+
+    monkeypatch.setattr(torch.Tensor, "tolist", from_storage)
+
+    def loss(q):
+        return dfw.solve(dfw.Quadratic(None, q), dfw.GroupBall(given, 0.5)).x.square().sum()
+
+    q = torch.tensor([3.0, -1.0, 2.0], dtype=F64)
+    torch.testing.assert_close(grad(loss)(q), slopes(loss, (q,))[0], rtol=1e-12, atol=1e-14)

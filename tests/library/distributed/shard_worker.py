@@ -37,7 +37,7 @@ SIZES = {"tall": (60, 9, None), "wide": (30, 120, None), "batch": (40, 8, 3)}
 
 def share(rows: int, rank: int, size: int) -> slice:
     """Rows of a process: uneven, and none for the second of four."""
-    cuts = [0, rows // 5, rows // 5, rows // 2, rows] if size == 4 else [0, rows // 3, rows]
+    cuts = [0, rows // 5, rows // 5, rows] if size == 3 else [0, rows // 3, rows]
     return slice(cuts[rank], cuts[rank + 1])
 
 

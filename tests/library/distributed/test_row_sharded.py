@@ -25,7 +25,7 @@ if not dist.is_available() or not dist.is_gloo_available():
 WORKER = str(Path(__file__).with_name("shard_worker.py"))
 CASES = {
     2: ("same", "agreed", "traffic", "precision", "warm", "second", "asking", "tensors", "faults"),
-    4: ("some", "agreed", "faults"),
+    3: ("some", "agreed", "faults"),
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, shown
+from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.ops.tracing import may_be_fake, real_tensors
 
 __all__ = ["Groups"]
@@ -25,9 +26,10 @@ class Groups:
     """
 
     def __init__(self, label: Tensor) -> None:  # (n,), integers
-        self.label = label
-        self.count = int(label.max()) + 1
-        self.given = tuple(label.tolist())  # what `of` makes the same from
+        self.label = label = unwrapped(label)
+        with real_tensors():
+            self.count = int(label.max()) + 1
+            self.given = tuple(label.tolist())  # what `of` makes the same from
         self._there: dict[torch.device, Tensor] = {label.device: label}
 
     def __len__(self) -> int:

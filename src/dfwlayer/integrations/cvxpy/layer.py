@@ -14,11 +14,11 @@ from cvxpy.utilities import scopes
 from torch import Tensor
 
 from dfwlayer.constraints import Polyhedron
-from dfwlayer.differentiate.transforms import unwrapped
 from dfwlayer.integrations.cvxpy.model import Model, model_of
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 from dfwlayer.layer.base import Layer
 from dfwlayer.ops.recorded import uncompiled
+from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 
 __all__ = ["CvxpyLayer", "ForwardedWarning"]

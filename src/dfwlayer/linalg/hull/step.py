@@ -113,8 +113,8 @@ def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, ep
     # a little more curvature makes up for products with ∇²f that are off by eps, or for an f that
     # is not convex
     eigenvalues = torch.linalg.eigvalsh(hessian)
-    level = torch.where((top := eigenvalues.abs().amax(-1, keepdim=True)) > 0, top, 1)
-    ridge = max(RIDGE, 8 * eps) * level + 2 * (-eigenvalues[..., :1]).clamp_min(0)
+    largest = torch.where((top := eigenvalues.abs().amax(-1, keepdim=True)) > 0, top, 1)
+    ridge = max(RIDGE, 8 * eps) * largest + 2 * (-eigenvalues[..., :1]).clamp_min(0)
     hessian = hessian + torch.diag_embed(ridge.expand_as(slope))
     done = torch.zeros_like(used[..., :1])
     for _ in range(weights.shape[-1]):

@@ -24,6 +24,8 @@ __all__ = [
     "EPS",
     "LARGEST",
     "SMALLEST",
+    "accepts",
+    "accepts_narrow",
     "available",
     "cells",
     "each",
@@ -41,8 +43,6 @@ __all__ = [
     "row_sums",
     "settled_eta",
     "smaller",
-    "take",
-    "take_narrow",
     "weight_cells",
 ]
 
@@ -64,14 +64,14 @@ def fits(n: int) -> bool:
     return 0 < n <= WIDEST
 
 
-def take(like: Tensor) -> bool:
+def accepts(like: Tensor) -> bool:
     """Whether the kernels take vectors like these."""
     return like.is_cuda and fits(like.shape[-1]) and like.dtype in EPS and available()
 
 
-def take_narrow(like: Tensor) -> bool:
+def accepts_narrow(like: Tensor) -> bool:
     """Whether those that hold several vectors in registers do."""
-    return take(like) and not is_wide(like)
+    return accepts(like) and not is_wide(like)
 
 
 class _Layout(NamedTuple):

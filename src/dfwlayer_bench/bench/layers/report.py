@@ -35,17 +35,7 @@ TABLES = tables.Tables(
     cell=LayerCell,
     row=LayerRow,
     systems=SYSTEMS,
-    columns=(
-        tables.SYSTEM,
-        tables.BOTH,
-        tables.FORWARD,
-        tables.RATIO,
-        tables.ERROR,
-        tables.GRADIENT_ERROR,
-        tables.VIOLATION,
-        EXCESS,
-        tables.STATUS,
-    ),
+    columns=(*tables.MEASURED, EXCESS, tables.STATUS),
     width=150,
     title=_title,
 )

@@ -87,10 +87,6 @@ def imitate(
     is given again, and so do runs with more --steps, --seeds or --layers.
     """
     chosen = options.check_task(task)
-    import torch
-    from rich.console import Console
-
-    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_dataset, prepare_folder
     from dfwlayer_bench.robotics.imitation.layers import LAYERS
     from dfwlayer_bench.robotics.imitation.run import Job, imitate_all, note, time_all, write_all
@@ -101,10 +97,7 @@ def imitate(
     few, many = (QUICK_SLOW_STEPS, QUICK_STEPS) if quick else (SLOW_STEPS, STEPS)
     most = steps or many
     most_slow = min(slow_steps or few, most)
-    torch.set_num_threads(threads)
-    console = Console(stderr=True)
-    if quick:
-        announce(console, QUICK_SECONDS["imitate"])
+    console = _begun("imitate", threads, quick)
     folder = out / chosen.slug / "imitation"
     try:
         if fresh and folder.is_dir():
@@ -157,10 +150,6 @@ def evaluate(
     The results join those of `imitate` in TASK/imitation.
     """
     chosen = options.check_task(task)
-    import torch
-    from rich.console import Console
-
-    from dfwlayer_bench.report.progress import announce
     from dfwlayer_bench.robotics.files import FileError, load_actor
     from dfwlayer_bench.robotics.imitation.evaluate import EXPERT_NAME, Policies
     from dfwlayer_bench.robotics.imitation.run import (
@@ -173,10 +162,7 @@ def evaluate(
 
     shown = list(QUICK_EVALUATED) if quick and not layers else layers
     names, numbers = _layers(shown), _seeds(seeds, quick)
-    torch.set_num_threads(threads)
-    console = Console(stderr=True)
-    if quick:
-        announce(console, QUICK_SECONDS["evaluate"])
+    console = _begun("evaluate", threads, quick)
     folder = out / chosen.slug / "imitation"
     try:
         teacher, _ = load_actor(options.find_expert(expert, out, chosen), chosen)
@@ -267,6 +253,20 @@ def _through(
         ended = False
     _show(report(), console, folder)
     return 0 if ended else interrupted(console)
+
+
+def _begun(command: str, threads: int, quick: bool) -> Console:
+    """The console, after how long a quick run takes was said."""
+    import torch
+    from rich.console import Console
+
+    from dfwlayer_bench.report.progress import announce
+
+    torch.set_num_threads(threads)
+    console = Console(stderr=True)
+    if quick:
+        announce(console, QUICK_SECONDS[command])
+    return console
 
 
 def _layers(given: list[str] | None) -> list[str]:

@@ -14,7 +14,6 @@ from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, 
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
-    backward,
     copy,
     dot,
     entry,
@@ -23,6 +22,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     forward,
     kernel,
     product,
+    solve_with,
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.norms import length_of, settle
@@ -52,8 +52,7 @@ def _inverse(P, weight, multiplier, L, z):
     """(P + λW²)⁻¹ z, in the place of z."""
     n = len(z)
     if len(P) > 0:
-        forward(L, z, n)
-        backward(L, z, n)
+        solve_with(L, z, n)
     else:
         for i in range(n):
             z[i] /= 1 + multiplier * weight[i] * weight[i]

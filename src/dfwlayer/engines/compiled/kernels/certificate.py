@@ -6,15 +6,7 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE
-from dfwlayer.engines.compiled.kernels.dense import (
-    add,
-    backward,
-    fill,
-    forward,
-    kernel,
-    product,
-    summing,
-)
+from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, product, solve_with, summing
 from dfwlayer.engines.compiled.kernels.faces import slope
 from dfwlayer.engines.compiled.kernels.numbers import rounded
 
@@ -247,8 +239,7 @@ def relaxed_gap(P, body, x, g, multipliers, places, sides, L, hold, u, change):
             change[free] = u[free] = g[i] + hold[i] * sides[i]
             free += 1
     if len(P) > 0:
-        forward(L, u, free)
-        backward(L, u, free)
+        solve_with(L, u, free)
     for a in range(free):
         shift += 0.5 * change[a] * u[a]
     for i in range(n - 1, -1, -1):  # each to its own place, from behind

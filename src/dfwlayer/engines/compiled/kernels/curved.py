@@ -8,14 +8,13 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
-    backward,
     copy,
     dot,
     factor,
     fill,
-    forward,
     kernel,
     product,
+    solve_with,
 )
 
 __all__ = [
@@ -141,8 +140,7 @@ def inverse(S, L, diagonal, z):
     """M⁻¹ z, in the place of z."""
     n = len(z)
     if len(S) > 0:
-        forward(L, z, n)
-        backward(L, z, n)
+        solve_with(L, z, n)
     else:
         for i in range(n):
             z[i] /= diagonal[i]

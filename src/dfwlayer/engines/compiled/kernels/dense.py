@@ -31,6 +31,7 @@ __all__ = [
     "kernel",
     "leave",
     "product",
+    "solve_with",
     "summing",
     "times",
     "value_and_gradient",
@@ -290,6 +291,13 @@ def backward(L, b, n):
         v = b[i]
         for j in range(i):
             b[j] -= v * L[i, j]
+
+
+@kernel
+def solve_with(L, b, n):
+    """(L Lᵀ)⁻¹ b, in the place of b."""
+    forward(L, b, n)
+    backward(L, b, n)
 
 
 @kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
     entries,
@@ -17,7 +18,6 @@ from dfwlayer.engines.programs.kernels.blocks import (
     times,
     yes,
 )
-from dfwlayer.engines.programs.kernels.ends import arrived, moved
 from dfwlayer.engines.programs.kernels.faces import inverse, invert, tie, tied
 from dfwlayer.engines.programs.kernels.projection import (
     BUDGET,
@@ -32,50 +32,25 @@ __all__ = ["adjoint"]
 
 
 def _adjoint(
-    P,
-    slope,
-    normal,
-    codes,  # (2, B)
+    P, slope, normal, codes,
     state,  # (B, 2n + 2)
     factor,  # (B, n, n), what the search has kept of the inverse, or none
-    v_in,  # (B, n), the gradient that arrives
-    u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
-    to_matrix,  # (B, n, n)
-    to_vector,  # (B, n)
-    to_lower,
-    to_upper,
-    to_slope,
-    to_total,  # (B,)
-    to_normal,  # (B, n)
-    to_level,  # (B,)
-    p_batch,
-    p_row,
-    p_column,
-    slope_batch,
-    slope_column,
-    normal_batch,
-    normal_column,
-    v_batch,
-    v_column,
-    n,
-    KIND: tl.constexpr,
-    CUT: tl.constexpr,
-    DENSE: tl.constexpr,
-    MAX: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    v_in,
+    u_out,  # (B, n)
+    to_matrix, to_vector, to_lower, to_upper, to_slope, to_total, to_normal, to_level,
+    p_batch, p_row, p_column, slope_batch, slope_column, normal_batch, normal_column,
+    v_batch, v_column, n,
+    KIND: tl.constexpr, CUT: tl.constexpr,
+    DENSE: tl.constexpr, MAX: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the face, and the gradients that follow."""
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
+    b, lane, cell = ends.own_lanes(n, N)
     at = b * n + lane
+    v, x, spoil = ends.arriving(v_in, state, b, v_batch, v_column, n, lane, cell)
     state += b * (2 * n + 2)
-    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
-    x = tl.load(state + lane, mask=cell, other=0.0)
     places = tl.load(state + n + lane, mask=cell, other=LOW).to(tl.int32)
     first, second = tl.load(state + 2 * n), tl.load(state + 2 * n + 1)
-    answered = arrived(codes, b, v, N)
+    answered = ends.arrived(codes, b, v, N)
     zero = number(0.0, x)
     blank = tl.zeros((N,), tl.float64)
     u, rest, signed, c, nu, mu = blank, blank, blank, blank, zero, zero
@@ -133,8 +108,7 @@ def _adjoint(
         if CUT:
             rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
-    spoil = tl.sum(v - v)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_lower is not None:
         stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell, spoil)
     if to_upper is not None:

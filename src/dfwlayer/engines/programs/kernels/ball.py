@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
     count,
@@ -22,28 +22,14 @@ from dfwlayer.engines.programs.kernels.blocks import (
     outer_index,
     product,
     rounded,
-    squares,
     stored,
+    times,
     yes,
-)
-from dfwlayer.engines.programs.kernels.ends import (
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    arrived,
-    moved,
-    sane,
-    started,
-    told,
-    verdict,
 )
 from dfwlayer.engines.programs.kernels.faces import invert
 
 __all__ = ["adjoint", "search"]
 
-CLEAR, DOUBLE = tl.constexpr(constants.CLEAR), tl.constexpr(constants.DOUBLE)
-NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 
 MOST = tl.constexpr(60)  # values of λ; about six are needed
 NEAR = tl.constexpr(0.99)  # of the radius, where a start is taken to be on the boundary
@@ -84,74 +70,44 @@ def _size(weight, x):
 
 
 def _search(
-    P,  # (·, n, n), with three strides
-    q,  # (·, n), with two
-    weight,  # a number, (n,) or (·, n), with two
-    radius,  # (·), with one
-    start,  # (·, n) or none
-    A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
-    rhs,  # b (·, m)
-    x_out,  # (B, n), and what follows is where the results go
-    values,  # (2, B): f and the gap
-    codes,  # (2, B): what became of it, and steps
+    P, q, weight, radius,  # the weight is a number, (n,) or (·, n), the radius (·)
+    start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, nothing, the multiplier
-    left,  # (1,), one is added for each problem that is left to others
-    p_batch,
-    p_row,
-    p_column,
-    q_batch,
-    q_column,
-    weight_batch,
-    weight_column,
-    radius_batch,
-    start_batch,
-    start_column,
-    a_batch,
-    rhs_batch,
-    n,
-    m,
-    batch,
-    tol,
-    most,
-    DENSE: tl.constexpr,
-    EPS: tl.constexpr,
-    MAX: tl.constexpr,
-    LARGEST: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
+    left,
+    p_batch, p_row, p_column, q_batch, q_column, weight_batch, weight_column, radius_batch,
+    start_batch, start_column, a_batch, rhs_batch, n, m, batch, tol, most,
+    DENSE: tl.constexpr, EPS: tl.constexpr, MAX: tl.constexpr, LARGEST: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    b, lane, cell = ends.own_lanes(n, N)
     blank = tl.zeros((N,), tl.float64)
     linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
-    w = tl.abs(entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, x_out))
-    w = w.to(tl.float64)
-    t = tl.load(radius + b * radius_batch).to(x_out.dtype.element_ty).to(tl.float64)
-    z, usable = blank, yes()
-    if start is not None:
-        z, usable = started(start, b, start_batch, start_column, lane, cell, state, N)
+    z, usable = ends.started(start, b, start_batch, start_column, lane, cell, state, N)
+    w, t = ends.ball_of(
+        weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 0.0, x_out
+    )
+    w = tl.abs(w)
     sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST)
     sound = sound & ((w > 1 / LARGEST) | (lane >= n))
     fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
     limit, matrix, steep = number(1.0, blank), blank, number(1.0, blank)
     if DENSE:
         matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-        regular, limit, diagonal = sane(matrix, n, EPS, LARGEST, N, C)
+        regular, limit, diagonal = ends.sane(matrix, n, EPS, LARGEST, N, C)
         fit = fit & regular
         steep = tl.max(tl.where(cell, diagonal / tl.where(cell, w * w, 1.0), 0.0))
 
     # the λ for which a start on the boundary would be the solution
     at = number(0.0, blank)
     if start is not None:
-        slope = product(matrix, z, N, C) if DENSE else z
+        slope = times(matrix, z, DENSE, N, C)
         across_ = tl.sum((w * z) * (w * z))
         at = tl.maximum(-dot(slope + linear, z) / tl.where(across_ > 0, across_, 1.0), 0.0)
         at = tl.where(_size(w, z) > t * NEAR, at, 0.0)
     warm = at > 0
     x, trial = blank, 0
     going = fit
-    code = tl.where(fit, LOST, UNFIT)
+    code = tl.where(fit, ends.LOST, ends.UNFIT)
     while going:
         curve = at * w * w
         M, good = _inverse_of(matrix, curve, n, DENSE, N, C)
@@ -163,14 +119,14 @@ def _search(
             size = _size(w, x)
             pull = w * w * x
             fall = dot(_solve(matrix, M, curve, pull, DENSE, N, C), pull)
-            inside = (at == 0) & (size < t * (1 - CLEAR * NOISE))
-            unclear = (at == 0) & (inside == 0) & (size < t * (1 + CLEAR * NOISE))
-            passed = (size < t * (1 - CLEAR * DOUBLE)) & (warm == 0) & (at > 0)
+            inside = (at == 0) & (size < t * (1 - ends.CLEAR * ends.NOISE))
+            unclear = (at == 0) & (inside == 0) & (size < t * (1 + ends.CLEAR * ends.NOISE))
+            passed = (size < t * (1 - ends.CLEAR * ends.DOUBLE)) & (warm == 0) & (at > 0)
             new = at + (size / fall) * size * ((size - t) / t)
-            met = tl.abs(size - t) <= t * (4 * DOUBLE)
-            met = (met | (tl.abs(new - at) <= at * (2 * DOUBLE))) & (at > 0)
+            met = tl.abs(size - t) <= t * (4 * ends.DOUBLE)
+            met = (met | (tl.abs(new - at) <= at * (2 * ends.DOUBLE))) & (at > 0)
             found = inside | met
-            code = tl.where(found, SOLVED, tl.where(unclear, DOUBTED, code))
+            code = tl.where(found, ends.SOLVED, tl.where(unclear, ends.DOUBTED, code))
             back = (new > 0) == 0
             going = going & ((found | unclear | passed | (back & (warm == 0))) == 0)
             warm = warm & (back == 0)  # the start was no good one
@@ -180,12 +136,14 @@ def _search(
             going = going & (at == 0)
             at = tl.where(going, new, at)
     # a force that is one
-    noise = (tl.max(tl.abs(linear)) + limit * tl.max(tl.abs(x))) * NOISE
+    noise = (tl.max(tl.abs(linear)) + limit * tl.max(tl.abs(x))) * ends.NOISE
     force = tl.max(at * w * w * tl.abs(x))
-    code = tl.where((code == SOLVED) & (at > 0) & ((force > noise * CLEAR) == 0), DOUBTED, code)
-    code = tl.where((code == SOLVED) & (trial > most), LOST, code)
+    code = tl.where(
+        (code == ends.SOLVED) & (at > 0) & ((force > noise * ends.CLEAR) == 0), ends.DOUBTED, code
+    )
+    code = tl.where((code == ends.SOLVED) & (trial > most), ends.LOST, code)
     value, gap = number(0.0, blank), number(0.0, blank)
-    if code == SOLVED:
+    if code == ends.SOLVED:
         size = _size(w, x)
         shrink = tl.where((at > 0) | (size > t), t / size, 1.0)
         x = rounded(x * shrink, x_out)
@@ -194,66 +152,37 @@ def _search(
             if size > t:
                 x = rounded(x * (t / size * (1 - nudge * EPS)), x_out)
         settled = _size(w, x) <= t
-        if A is not None:
-            value, g = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
-        else:
-            g = product(matrix, x, N, C) if DENSE else x
-            value = dot(x, 0.5 * g + linear)
-            g += linear
+        bent = times(matrix, x, DENSE, N, C)
+        value, g = ends.valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N)
         # ⟨g, x⟩ + t ‖W⁻¹g‖
         pull = g / tl.where(cell, w, 1.0)
         gap = tl.maximum(dot(g, x) + t * tl.sqrt(dot(pull, pull)), 0.0)
-        gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE)
-        code = verdict(settled, value, gap, tol, MAX)
-    answered = code == SOLVED
-    x = tl.where(answered, x, 0.0)
-    stored(x_out, b * n + lane, x, cell)
-    state += b * (2 * n + 2)
-    tl.store(state + lane, x, mask=cell)
-    tl.store(state + 2 * n, tl.where(answered, at, 0.0))
-    told(values, codes, left, b, batch, value, gap, code, trial, EPS)
+        gap += tl.sum(tl.abs(g * x)) * (2 * ends.DOUBLE)
+        code = ends.verdict(settled, value, gap, tol, MAX)
+    ends.solved_at(x_out, state, b, x, code, n, 2 * n + 2, lane, cell)
+    tl.store(state + b * (2 * n + 2) + 2 * n, tl.where(code == ends.SOLVED, at, 0.0))
+    ends.told(values, codes, left, b, batch, value, gap, code, trial, EPS)
 
 
 def _adjoint(
-    P,
-    weight,
-    radius,
-    codes,  # (2, B)
+    P, weight, radius, codes,
     state,  # (B, 2n + 2)
-    v_in,  # (B, n), the gradient that arrives
-    u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
-    to_matrix,  # (B, n, n)
-    to_vector,  # (B, n)
-    to_weight,  # (B, n)
-    to_radius,  # (B,)
-    p_batch,
-    p_row,
-    p_column,
-    weight_batch,
-    weight_column,
-    radius_batch,
-    v_batch,
-    v_column,
-    n,
-    DENSE: tl.constexpr,
-    MAX: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    v_in,
+    u_out,  # (B, n)
+    to_matrix, to_vector, to_weight, to_radius,
+    p_batch, p_row, p_column, weight_batch, weight_column, radius_batch, v_batch, v_column, n,
+    DENSE: tl.constexpr, MAX: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
-    at = b * n + lane
-    state += b * (2 * n + 2)
-    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
-    x = tl.load(state + lane, mask=cell, other=0.0)
-    multiplier = tl.load(state + 2 * n)
-    signed = entries(weight, b, weight_batch, weight_column, lane, cell, 0.0, v_in).to(tl.float64)
-    t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
+    b, lane, cell = ends.own_lanes(n, N)
+    v, x, spoil = ends.arriving(v_in, state, b, v_batch, v_column, n, lane, cell)
+    multiplier = tl.load(state + b * (2 * n + 2) + 2 * n)
+    signed, t = ends.ball_of(
+        weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 0.0, v_in
+    )
     w = tl.abs(signed)
-    u, nu, spoil = tl.zeros((N,), tl.float64), number(0.0, x), tl.sum(v - v)
-    if arrived(codes, b, v, N):
+    u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
+    if ends.arrived(codes, b, v, N):
         matrix = u
         if DENSE:
             matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
@@ -265,15 +194,12 @@ def _adjoint(
             own = _solve(matrix, M, curve, normal, DENSE, N, C)
             nu = dot(normal, u) / dot(normal, own)
             u -= nu * own
-        # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
-        sound = sound & (size < MAX)
-        u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+        u, nu = ends.within_range(u, nu, x, sound, MAX)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_weight is not None:
         # of λW²x, which has no other part along u, and of ‖Wx‖ − t
         pull = 2 * multiplier * u + nu * x / t
-        stored(to_weight, at, -signed * x * pull, cell, spoil)
+        stored(to_weight, b * n + lane, -signed * x * pull, cell, spoil)
     if to_radius is not None:
         stored(to_radius, b, nu, b >= 0, spoil)
 

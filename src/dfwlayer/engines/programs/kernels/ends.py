@@ -1,4 +1,19 @@
-"""The two ends of every Triton program: what is read and checked, and what is written."""
+"""The two ends of every Triton program: what is read and checked, and what is written.
+
+A search begins with ``P`` (·, n, n), ``q`` (·, n) and what describes the set, each with a stride
+for problems (0 for what is shared) and one for each of its dimensions; then come
+
+    start                 (·, n) or none
+    A, rhs                (·, m, n) and (·, m), with P = AᵀA and q = −Aᵀb, or none
+    x_out                 (B, n), and what follows is where results go, too
+    values                (2, B): f and the gap
+    codes                 (2, B): what became of a problem, and steps
+    state                 (B, ·): x, and what the adjoint needs beside it
+    left                  (1,), to which one is added for each problem that is left to others
+
+An adjoint reads ``codes``, ``state`` and the gradient ``v_in`` (B, n) that arrives, and writes u
+and what follows from it, none for what nobody asks for.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +23,37 @@ from dfwlayer.engines.compiled.kernels import constants, outcome
 from dfwlayer.engines.programs.kernels.blocks import (
     across,
     count,
+    dot,
     entries,
     jit,
     outer_index,
     row_sizes,
+    squares,
     stored,
     symmetry_of,
+    yes,
 )
 
 __all__ = [
+    "CLEAR",
+    "DOUBLE",
     "DOUBTED",
     "LOST",
+    "NOISE",
     "SOLVED",
     "UNFIT",
     "arrived",
+    "arriving",
+    "ball_of",
     "moved",
+    "own_lanes",
     "sane",
+    "solved_at",
     "started",
     "told",
+    "valued",
     "verdict",
+    "within_range",
 ]
 
 # what became of a problem
@@ -34,17 +61,38 @@ SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
 LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
 UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 SKEW = tl.constexpr(constants.SKEW)
+# what rounding is in float64, in sums, and how many times it a number has to be to be clearly there
+DOUBLE, CLEAR = tl.constexpr(constants.DOUBLE), tl.constexpr(constants.CLEAR)
+NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
+
+
+@jit
+def own_lanes(n, N: tl.constexpr):
+    """The number of this program's problem, its lanes, and which of them are coordinates."""
+    lane = tl.arange(0, N)
+    return tl.program_id(0).to(tl.int64), lane, lane < n
 
 
 @jit
 def started(start, b, batch, column, lane, cell, like, N: tl.constexpr):
-    """A start, zero where it is not finite, and whether it may be used.
+    """A start, zero where it is none or not finite, and whether it may be used.
 
     It is the last solution of a problem that was bad then; one start for all has to be a point.
     """
-    z = entries(start, b, batch, column, lane, cell, 0.0, like)
-    finite = count((z - z) == 0) == N
-    return tl.where(finite, z, 0.0), finite | (batch != 0)
+    if start is None:
+        return tl.zeros((N,), like.dtype.element_ty), yes()
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        z = entries(start, b, batch, column, lane, cell, 0.0, like)
+        finite = count((z - z) == 0) == N
+        return tl.where(finite, z, 0.0), finite | (batch != 0)
+
+
+@jit
+def ball_of(weight, radius, b, batch, column, radius_batch, lane, cell, other, like):
+    """The weights and the radius of a ball, of either sign, as numbers of a dtype in float64."""
+    w = entries(weight, b, batch, column, lane, cell, other, like).to(tl.float64)
+    t = tl.load(radius + b * radius_batch).to(like.dtype.element_ty)
+    return w, t.to(tl.float64)
 
 
 @jit
@@ -59,10 +107,30 @@ def sane(P, n, EPS: tl.constexpr, LARGEST: tl.constexpr, N: tl.constexpr, C: tl.
 
 
 @jit
+def valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N: tl.constexpr):
+    """f and ∇f, from Ax − b where there is an A, otherwise from ``bent`` = Px."""
+    if A is not None:
+        return squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
+    else:  # noqa: RET505 (Triton compiles one branch or the other)
+        return dot(x, 0.5 * bent + linear), bent + linear
+
+
+@jit
 def verdict(settled, value, gap, tol, MAX: tl.constexpr):
     """What became of a problem at whose solution f and the gap are these."""
     proven = (gap <= tol * tl.maximum(tl.abs(value), 1e-300)) & (tl.abs(value) < MAX)
     return tl.where(settled, tl.where(proven, SOLVED, UNPROVEN), UNSETTLED)
+
+
+@jit
+def solved_at(x_out, state, b, x, code, n, width, lane, cell):
+    """Write a solution, or zeros for none, and once more first among its ``width`` numbers.
+
+    Those are kept, as the other one may be changed.
+    """
+    x = tl.where(code == SOLVED, x, 0.0)
+    stored(x_out, b * n + lane, x, cell)
+    tl.store(state + b * width + lane, x, mask=cell)
 
 
 @jit
@@ -81,6 +149,25 @@ def told(values, codes, left, b, batch, value, gap, code, steps, EPS: tl.constex
 def arrived(codes, b, v, N: tl.constexpr):
     """Whether there are a solution and a gradient in it that is finite."""
     return (tl.load(codes + b) == SOLVED) & (count((v - v) == 0) == N)
+
+
+@jit
+def arriving(v_in, state, b, batch, column, n, lane, cell):
+    """The gradient that arrives, the solution, and NaN or 0 to be added to what goes on."""
+    v = entries(v_in, b, batch, column, lane, cell, 0.0, state)
+    x = tl.load(state + b * (2 * n + 2) + lane, mask=cell, other=0.0)
+    return v, x, tl.sum(v - v)
+
+
+@jit
+def within_range(u, nu, x, sound, MAX: tl.constexpr):
+    """u and ν, or zeros: beyond the dtype's range there is no gradient to give.
+
+    The other problems keep theirs.
+    """
+    size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
+    sound = sound & (size < MAX)
+    return tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
 
 
 @jit

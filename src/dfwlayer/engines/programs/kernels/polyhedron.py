@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.programs.kernels import ends, tableau
 from dfwlayer.engines.programs.kernels.blocks import (
     column_of,
     count,
@@ -29,31 +30,10 @@ from dfwlayer.engines.programs.kernels.blocks import (
     product,
     rounded,
     row_sizes,
-    squares,
     stored,
     sums,
     symmetry_of,
     yes,
-)
-from dfwlayer.engines.programs.kernels.ends import (
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    started,
-    told,
-    verdict,
-)
-from dfwlayer.engines.programs.kernels.tableau import (
-    DEPENDENT,
-    inverted,
-    largest_of,
-    lengths_of,
-    products,
-    shared,
-    stiffened,
-    system_of,
-    tie,
 )
 
 __all__ = ["search"]
@@ -109,7 +89,7 @@ def _climb(
     met depends on those that are held.
     """
     lane = tl.arange(0, N)
-    code, steps = tl.full((), SOLVED, tl.int32), 0
+    code, steps = tl.full((), ends.SOLVED, tl.int32), 0
     joins = tl.full((), N, tl.int32)  # the lane that joins, N for none
     up = number(0.0, y)  # the side at which it does
     going = yes()
@@ -143,7 +123,7 @@ def _climb(
         part = tl.min(ratio)
         leaves = _first((ratio == part) & falls)
         met = count(here & meets) > 0
-        apart = square > length * length * tl.where(met, APART, DEPENDENT)
+        apart = square > length * length * tl.where(met, APART, tableau.DEPENDENT)
         excess = tl.sum(tl.where(here, tl.maximum(excess, 0.0), 0.0))
         whole = tl.where(apart, excess / tl.where(apart, square, 1.0), 1e300)
         step = tl.minimum(part, whole)
@@ -151,7 +131,7 @@ def _climb(
         steps += tl.where(going, 1, 0)
         doubted = going & met & (apart == 0)
         lost = going & ((step >= 1e300) | (steps > limit))
-        code = tl.where(doubted, DOUBTED, tl.where(lost, LOST, code))
+        code = tl.where(doubted, ends.DOUBTED, tl.where(lost, ends.LOST, code))
         going = going & (lost == 0) & (doubted == 0)
         step = tl.where(going, step, 0.0)
         change = step * does
@@ -178,66 +158,24 @@ def _climb(
 
 
 def _search(
-    P,  # (·, n, n), with three strides
-    q,  # (·, n), with two
-    E,  # (·, k, n), with three, or none
-    e,  # a number, (k,) or (·, k), with two
-    G,  # (·, g, n), with three, or none
-    h,  # a number, (g,) or (·, g), with two
-    lower,  # a number, (n,) or (·, n), with two
-    upper,
+    P, q,
+    E, e,  # (·, k, n) or none, and a number, (k,) or (·, k)
+    G, h,  # (·, g, n) or none, and a number, (g,) or (·, g)
+    lower, upper,  # numbers, (n,) or (·, n)
     start,  # (·, n) or none, which is not used but has to be a point
-    A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
-    rhs,  # b (·, m)
-    x_out,  # (B, n), and what follows is where the results go
-    values,  # (2, B): f and the gap
-    codes,  # (2, B): what became of it, and steps
+    A, rhs, x_out, values, codes,
     state,  # (B, 2n + k + g + 1): x, the forces of rows and of bounds, how P was made to bend up
-    left,  # (1,), one is added for each problem that is left to others
-    p_batch,
-    p_row,
-    p_column,
-    q_batch,
-    q_column,
-    E_batch,
-    E_row,
-    E_column,
-    e_batch,
-    e_column,
-    G_batch,
-    G_row,
-    G_column,
-    h_batch,
-    h_column,
-    lower_batch,
-    lower_column,
-    upper_batch,
-    upper_column,
-    start_batch,
-    start_column,
-    a_batch,
-    rhs_batch,
-    n,
-    m,
-    k,
-    g,
-    batch,
-    tol,
-    most,
-    DENSE: tl.constexpr,
-    EPS: tl.constexpr,
-    MAX: tl.constexpr,
-    LARGEST: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    left,
+    p_batch, p_row, p_column, q_batch, q_column, E_batch, E_row, E_column, e_batch, e_column,
+    G_batch, G_row, G_column, h_batch, h_column, lower_batch, lower_column, upper_batch,
+    upper_column, start_batch, start_column, a_batch, rhs_batch, n, m, k, g, batch, tol, most,
+    DENSE: tl.constexpr, EPS: tl.constexpr, MAX: tl.constexpr, LARGEST: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     infinite = float("inf")
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
     ties = k + g
-    coordinate, cell = lane < n, lane < n + ties
-    row = (lane >= n) & cell
-    equation = row & (lane < n + k)
+    b, lane, coordinate = ends.own_lanes(n, N)
+    cell, row, equation = tableau.own_rows(lane, n, k, g)
     blank = tl.zeros((N,), tl.float64)
     zero = number(0.0, blank)
     linear = entries(q, b, q_batch, q_column, lane, coordinate, 0.0, state)
@@ -253,9 +191,7 @@ def _search(
         side = entries(h, b, h_batch, h_column, lane - n - k, mine, 0.0, x_out).to(tl.float64)
         high = tl.where(mine, side, high)
         G += b * G_batch
-    usable = yes()
-    if start is not None:
-        _, usable = started(start, b, start_batch, start_column, lane, coordinate, state, N)
+    _, usable = ends.started(start, b, start_batch, start_column, lane, coordinate, state, N)
     if DENSE:
         P += b * p_batch
     fixed = coordinate & (low == high)
@@ -273,11 +209,11 @@ def _search(
     given, weight = -linear, blank
     for _ in range(3):
         if trying:
-            M = system_of(
+            M = tableau.system_of(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g, DENSE, N, C
             )
             skew, diagonal = symmetry_of(M, N, C)
-            sizes, weight = row_sizes(M), largest_of(M)
+            sizes, weight = row_sizes(M), tableau.largest_of(M)
             steep = tl.max(diagonal)
             rough = tl.sqrt(n.to(tl.float64)) * steep * (SKEW * EPS)
             fit = usable & _fit(linear, low, high, row, equation, sizes, LARGEST)
@@ -292,23 +228,23 @@ def _search(
                 pull += tl.where(fixed, high, 0.0)
                 given += tl.where(coordinate, pull * steep, 0.0)
             count_ = tl.where(kind == STIFF, k, 0)
-            M = stiffened(M, E, E_row, E_column, steep, shift, n, count_, N, C)
+            M = tableau.stiffened(M, E, E_row, E_column, steep, shift, n, count_, N, C)
             sound = fit
             if fit:
-                M, sound = inverted(M, coordinate, n, N, C)
+                M, sound = tableau.inverted(M, coordinate, n, N, C)
             # what is next, if anything
             trying = fit & (((kind == PLAIN) & (sound == 0)) | ((kind == RIDGE) & sound))
             kind += tl.where(trying, 2 if A is not None else 1, 0)
     sound = sound & (kind != RIDGE)
 
-    code = tl.where(fit, LOST, UNFIT)
+    code = tl.where(fit, ends.LOST, ends.UNFIT)
     steps = 0
     x, force = blank, blank
     value, gap = zero, zero
-    lengths = lengths_of(M, N, C)
+    lengths = tableau.lengths_of(M, N, C)
     trace = tl.sum(tl.where(coordinate, lengths * lengths, 0.0))
     reach = tl.sqrt(tl.abs(dot(given, product(M, given, N, C))))
-    M, swept, depends = tie(M, fixed | equation, lengths, coordinate, n + k, N, C)
+    M, swept, depends = tableau.tie(M, fixed | equation, lengths, coordinate, n + k, N, C)
     held = swept == row
     z = tl.where(fixed, low, 0.0)
     found = product(M, tl.where(swept, tl.where(row, high, given), z), N, C)
@@ -330,7 +266,7 @@ def _search(
         last = blank
         passes = 0
         while passes < PASSES:
-            lead, pull, bulk = products(
+            lead, pull, bulk = tableau.products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
                 scratch, y, force, DENSE, N,
             )  # fmt: skip
@@ -350,11 +286,11 @@ def _search(
             before = moved
         x = tl.where(coordinate, y, 0.0)
         # what the last one did to the rows and to the forces of bounds
-        shifts, pulls_, blur = products(
+        shifts, pulls_, blur = tableau.products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
             scratch, last, last, DENSE, N,
         )  # fmt: skip
-        lead, pull, bulk = products(
+        lead, pull, bulk = tableau.products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
             scratch, x, force, DENSE, N,
         )  # fmt: skip
@@ -383,16 +319,16 @@ def _search(
         again = count(wrong | meets) > 0
         turn += 1
         bad = bad | (again & (turn >= ROUNDS))
-        code = tl.where((code == SOLVED) & bad, LOST, code)
-        going = again & (code == SOLVED)
+        code = tl.where((code == ends.SOLVED) & bad, ends.LOST, code)
+        going = again & (code == ends.SOLVED)
         held_by = (side == 0) | (side * force * lengths > rough)
         force = tl.where(going | held_by, force, 0.0)
-    if code == SOLVED:
+    if code == ends.SOLVED:
         x = rounded(x, x_out)
         x = tl.where(coordinate, tl.minimum(tl.maximum(x, low), high), 0.0)
-        force = shared(M, force, weight, equation & held, depends, N, C)
+        force = tableau.shared(M, force, weight, equation & held, depends, N, C)
         price = tl.where(row, force, 0.0)
-        lead, pull, bulk = products(
+        lead, pull, bulk = tableau.products(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
             scratch, x, price, DENSE, N,
         )  # fmt: skip
@@ -401,12 +337,8 @@ def _search(
         most_over = (bulk + tl.abs(high)) * ((2 * CLOSE if EPS < 1e-10 else CLOSE) * EPS)
         off = row & ((over <= most_over) == 0) & (high < infinite)
         settled = count(off) == 0
-        if A is not None:
-            value, slope = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
-        else:
-            slope = tl.where(coordinate, lead, 0.0)
-            value = dot(x, 0.5 * slope + linear)
-            slope += linear
+        bent = tl.where(coordinate, lead, 0.0)
+        value, slope = ends.valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N)
         # f(x) − f(s) ≤ Σ λ_j (c_j − ⟨n_j, x⟩) + rᵀP⁻¹r / 2 with r = ∇f + Σ λ_j n_j, of which
         # what points from a bound at which x is makes nothing
         rest = tl.where(coordinate, slope + pull, 0.0)
@@ -416,9 +348,9 @@ def _search(
         terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
         gap, curve, rounding = sums(tight, rest * rest, terms)
         gap += curve * trace + rounding * (2 * DOUBLE)
-        code = verdict(settled, value, gap, tol, MAX)
+        code = ends.verdict(settled, value, gap, tol, MAX)
         force = tl.where(coordinate & (force != 0), -(slope + pull), force)
-    answered = code == SOLVED
+    answered = code == ends.SOLVED
     x = tl.where(answered, x, 0.0)
     force = tl.where(answered, force, 0.0)
     stored(x_out, b * n + lane, x, coordinate)
@@ -426,7 +358,7 @@ def _search(
     tl.store(state + lane, tl.where(row, force, x), mask=cell)
     tl.store(state + n + ties + lane, force, mask=coordinate)
     tl.store(state + 2 * n + ties, kind.to(tl.float64))
-    told(values, codes, left, b, batch, value, gap, code, steps, EPS)
+    ends.told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
 search = entry(_search)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from dfwlayer.engines.programs.kernels import ends, tableau
 from dfwlayer.engines.programs.kernels.blocks import (
     across,
     count,
@@ -15,73 +16,31 @@ from dfwlayer.engines.programs.kernels.blocks import (
     stored,
     symmetry_of,
 )
-from dfwlayer.engines.programs.kernels.ends import arrived
-from dfwlayer.engines.programs.kernels.tableau import (
-    inverted,
-    largest_of,
-    lengths_of,
-    products,
-    shared,
-    stiffened,
-    system_of,
-    tie,
-)
 
 __all__ = ["adjoint"]
 
 
 def _adjoint(
-    P,
-    E,
-    G,
-    lower,
-    upper,
-    codes,  # (2, B)
+    P, E, G, lower, upper, codes,
     state,  # (B, 2n + k + g + 1)
-    v_in,  # (B, n), the gradient that arrives
-    u_out,  # (B, n + k + g), and what follows is where results go, none for what nobody asks for
-    to_matrix,  # (B, n, n)
-    to_vector,  # (B, n)
-    to_rows,  # (B, g, n), of G
-    to_sides,  # (B, g), of h
-    to_equations,  # (B, k, n), of E
-    to_totals,  # (B, k), of e
-    to_lower,  # (B, n)
-    to_upper,  # (B, n)
-    p_batch,
-    p_row,
-    p_column,
-    E_batch,
-    E_row,
-    E_column,
-    G_batch,
-    G_row,
-    G_column,
-    lower_batch,
-    lower_column,
-    upper_batch,
-    upper_column,
-    v_batch,
-    v_column,
-    n,
-    k,
-    g,
-    DENSE: tl.constexpr,
-    MAX: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    v_in,
+    u_out,  # (B, n + k + g)
+    to_matrix, to_vector,
+    to_rows, to_sides,  # (B, g, n) and (B, g), of G and h
+    to_equations, to_totals,  # (B, k, n) and (B, k), of E and e
+    to_lower, to_upper,
+    p_batch, p_row, p_column, E_batch, E_row, E_column, G_batch, G_row, G_column,
+    lower_batch, lower_column, upper_batch, upper_column, v_batch, v_column, n, k, g,
+    DENSE: tl.constexpr, MAX: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """P u + Σ ν_j n_j = v and ⟨n_j, u⟩ = 0 for what holds x, and the gradients that follow.
 
     They are those of −⟨u, Σ λ_j n_j⟩ − Σ ν_j (⟨n_j, x⟩ − c_j), and x_i moves with its bound.
     """
     infinite = float("inf")
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
     ties = k + g
-    coordinate, cell = lane < n, lane < n + ties
-    row = (lane >= n) & cell
-    equation = row & (lane < n + k)
+    b, lane, coordinate = ends.own_lanes(n, N)
+    cell, row, equation = tableau.own_rows(lane, n, k, g)
     state += b * (2 * n + ties + 1)
     v = entries(v_in, b, v_batch, v_column, lane, coordinate, 0.0, state)
     z = tl.load(state + lane, mask=cell, other=0.0)
@@ -92,7 +51,7 @@ def _adjoint(
     fixed = coordinate & (low == high)
     free = coordinate & (bound == 0) & (fixed == 0)
     wanted = equation | (row & (z != 0))
-    good = arrived(codes, b, v, N)
+    good = ends.arrived(codes, b, v, N)
     blank = tl.zeros((N,), tl.float64)
     w, rest = blank, blank
     scratch = u_out + b * (n + ties)
@@ -103,27 +62,29 @@ def _adjoint(
     if G is not None:
         G += b * G_batch
     if good:
-        M = system_of(
+        M = tableau.system_of(
             P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g, DENSE, N, C
         )
         _skew, diagonal = symmetry_of(M, N, C)
-        weight = largest_of(M)
+        weight = tableau.largest_of(M)
         shift = tl.where(stiff, tl.where(fixed, tl.max(diagonal), 0.0), 0.0)
         some = tl.where(stiff, k, 0)
-        M = stiffened(M, E, E_row, E_column, tl.max(diagonal), shift, n, some, N, C)
-        M, good = inverted(M, free, n, N, C)
-        M, swept, depends = tie(M, wanted, lengths_of(M, N, C), free, n + ties, N, C)
+        M = tableau.stiffened(M, E, E_row, E_column, tl.max(diagonal), shift, n, some, N, C)
+        M, good = tableau.inverted(M, free, n, N, C)
+        M, swept, depends = tableau.tie(
+            M, wanted, tableau.lengths_of(M, N, C), free, n + ties, N, C
+        )
         rest = v
         for _turn in range(3):  # after the first one for the rounding of the last
             w -= tl.where(swept, product(M, tl.where(swept, rest, 0.0), N, C), 0.0)
-            lead, pull, _bulk = products(
+            lead, pull, _bulk = tableau.products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
                 scratch, w, w, DENSE, N,
             )  # fmt: skip
             rest = v - lead - pull
         if count(depends) > 0:
-            w = shared(M, w, weight, row & swept, depends, N, C)
-            lead, pull, _bulk = products(
+            w = tableau.shared(M, w, weight, row & swept, depends, N, C)
+            lead, pull, _bulk = tableau.products(
                 P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
                 scratch, w, w, DENSE, N,
             )  # fmt: skip

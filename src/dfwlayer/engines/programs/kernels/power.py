@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from dfwlayer.engines.compiled.kernels import constants
+from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     count,
     dot,
@@ -23,10 +23,8 @@ from dfwlayer.engines.programs.kernels.blocks import (
     product,
     rounded,
     sign_of,
-    squares,
     stored,
     times,
-    yes,
 )
 from dfwlayer.engines.programs.kernels.curved import (
     curves,
@@ -36,78 +34,32 @@ from dfwlayer.engines.programs.kernels.curved import (
     size_of,
     solve,
 )
-from dfwlayer.engines.programs.kernels.ends import (
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    arrived,
-    moved,
-    sane,
-    started,
-    told,
-    verdict,
-)
 
 __all__ = ["adjoint", "search"]
 
-CLEAR, DOUBLE = tl.constexpr(constants.CLEAR), tl.constexpr(constants.DOUBLE)
-NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
-
 
 def _search(
-    P,  # (·, n, n), with three strides
-    q,  # (·, n), with two
-    weight,  # a number, (n,) or (·, n), with two
-    radius,  # (·), with one
-    exponent,  # p
-    start,  # (·, n) or none
-    A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
-    rhs,  # b (·, m)
-    x_out,  # (B, n), and what follows is where the results go
-    values,  # (2, B): f and the gap
-    codes,  # (2, B): what became of it, and steps
+    P, q, weight, radius,  # as in `ball`
+    exponent,  # p, (·)
+    start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, a, μ
-    left,  # (1,), one is added for each problem that is left to others
-    p_batch,
-    p_row,
-    p_column,
-    q_batch,
-    q_column,
-    weight_batch,
-    weight_column,
-    radius_batch,
-    exponent_batch,
-    start_batch,
-    start_column,
-    a_batch,
-    rhs_batch,
-    n,
-    m,
-    batch,
-    tol,
-    most,
-    DENSE: tl.constexpr,
-    EPS: tl.constexpr,
-    MAX: tl.constexpr,
-    LARGEST: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
-    blank = tl.zeros((N,), tl.float64)
-    linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
-    w = tl.abs(entries(weight, b, weight_batch, weight_column, lane, cell, 1.0, x_out))
-    w = w.to(tl.float64)
-    t = tl.load(radius + b * radius_batch).to(x_out.dtype.element_ty).to(tl.float64)
+    left,
+    p_batch, p_row, p_column, q_batch, q_column, weight_batch, weight_column, radius_batch,
+    exponent_batch, start_batch, start_column, a_batch, rhs_batch, n, m, batch, tol, most,
+    DENSE: tl.constexpr, EPS: tl.constexpr, MAX: tl.constexpr, LARGEST: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    b, lane, cell = ends.own_lanes(n, N)
     p = tl.load(exponent + b * exponent_batch).to(tl.float64)
     low = p < 2
     rate = tl.where(low, 1 / (p - 1), p - 1)
-    z, usable = blank, yes()
-    if start is not None:
-        z, usable = started(start, b, start_batch, start_column, lane, cell, state, N)
+    blank = tl.zeros((N,), tl.float64)
+    linear = entries(q, b, q_batch, q_column, lane, cell, 0.0, state)
+    w, t = ends.ball_of(
+        weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 1.0, x_out
+    )
+    w = tl.abs(w)
+    z, usable = ends.started(start, b, start_batch, start_column, lane, cell, state, N)
     sound = (tl.abs(linear) < LARGEST) & (tl.abs(z) < LARGEST) & (w < LARGEST) & (w > 1 / LARGEST)
     fit = usable & (t > 1 / LARGEST) & (t < LARGEST) & (count(sound == 0) == 0)
     t = tl.where(fit, t, 1.0)
@@ -116,7 +68,7 @@ def _search(
     matrix, bound = blank, tl.max(scale * scale)
     if DENSE:
         matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-        regular, _, _ = sane(matrix, n, EPS, LARGEST, N, C)
+        regular, _, _ = ends.sane(matrix, n, EPS, LARGEST, N, C)
         fit = fit & regular
         bound = tl.max(scale * product(tl.abs(matrix), scale, N, C))
     fit = fit & (bound > 1 / LARGEST) & (bound < LARGEST)
@@ -127,18 +79,20 @@ def _search(
     M, regular = inverse_of(matrix, scale, blank, n, DENSE, N, C)
     free = solve(matrix, M, scale, blank, -r, 1 if N <= 64 else 4, DENSE, N, C)
     size = size_of(tl.abs(free), p)
-    inside = regular & (size < 1 - CLEAR * NOISE)
-    outside = (regular == 0) | ((size > 1 + CLEAR * NOISE) | (size != size))
-    code = tl.where(fit, tl.where(inside, SOLVED, tl.where(outside, LOST, DOUBTED)), UNFIT)
+    inside = regular & (size < 1 - ends.CLEAR * ends.NOISE)
+    outside = (regular == 0) | ((size > 1 + ends.CLEAR * ends.NOISE) | (size != size))
+    code = tl.where(
+        fit, tl.where(inside, ends.SOLVED, tl.where(outside, ends.LOST, ends.DOUBTED)), ends.UNFIT
+    )
     a, mu, taken, found = descend(
         matrix, scale, r, z * w / t, rate, low, p, bound, unit, n, most, fit & outside, DENSE, N, C
     )
     v, _, _, _ = curves(a, rate, low)
-    clear = mu > unit * (CLEAR * NOISE)
-    code = tl.where(found & (taken <= most), tl.where(clear, SOLVED, DOUBTED), code)
+    clear = mu > unit * (ends.CLEAR * ends.NOISE)
+    code = tl.where(found & (taken <= most), tl.where(clear, ends.SOLVED, ends.DOUBTED), code)
     v, a, mu = tl.where(found, v, free), tl.where(found, a, blank), tl.where(found, mu, 0.0)
     x, value, gap = blank, number(0.0, blank), number(0.0, blank)
-    if code == SOLVED:
+    if code == ends.SOLVED:
         x = v * scale
         size = size_of(w * tl.abs(x), p)
         x = rounded(x * tl.where(found | (size > t), t / size, 1.0), x_out)
@@ -147,71 +101,44 @@ def _search(
             if size > t:
                 x = rounded(x * (t / size * (1 - nudge * EPS)), x_out)
         settled = size_of(w * tl.abs(x), p) <= t
-        if A is not None:
-            value, g = squares(A + b * a_batch, rhs + b * rhs_batch, x, n, m, N)
-        else:
-            g = times(matrix, x, DENSE, N, C)
-            value = dot(x, 0.5 * g + linear)
-            g += linear
+        bent = times(matrix, x, DENSE, N, C)
+        value, g = ends.valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N)
         # ⟨g, x⟩ + t ‖W⁻¹g‖ in the dual norm, with the rounding of powers
         dual = t * size_of(tl.where(cell, tl.abs(g) / w, 0.0), p / (p - 1))
         gap = tl.maximum(dot(g, x) + dual, 0.0)
-        gap += tl.sum(tl.abs(g * x)) * (2 * DOUBLE) + dual * NOISE
-        code = verdict(settled, value, gap, tol, MAX)
-    answered = code == SOLVED
-    x = tl.where(answered, x, 0.0)
-    stored(x_out, b * n + lane, x, cell)
+        gap += tl.sum(tl.abs(g * x)) * (2 * ends.DOUBLE) + dual * ends.NOISE
+        code = ends.verdict(settled, value, gap, tol, MAX)
+    answered = code == ends.SOLVED
+    ends.solved_at(x_out, state, b, x, code, n, 2 * n + 2, lane, cell)
     state += b * (2 * n + 2)
-    tl.store(state + lane, x, mask=cell)
     tl.store(state + n + lane, tl.where(answered, a, 0.0), mask=cell)
     tl.store(state + 2 * n, tl.where(answered, mu, 0.0))
-    told(values, codes, left, b, batch, value, gap, code, taken + 1, EPS)
+    ends.told(values, codes, left, b, batch, value, gap, code, taken + 1, EPS)
 
 
 def _adjoint(
-    P,
-    weight,
-    radius,
-    exponent,
-    codes,  # (2, B)
+    P, weight, radius, exponent, codes,
     state,  # (B, 2n + 2)
-    v_in,  # (B, n), the gradient that arrives
-    u_out,  # (B, n), and what follows is where the results go, none for what nobody asks for
-    to_matrix,  # (B, n, n)
-    to_vector,  # (B, n)
-    to_weight,  # (B, n)
-    to_radius,  # (B,)
-    p_batch,
-    p_row,
-    p_column,
-    weight_batch,
-    weight_column,
-    radius_batch,
-    exponent_batch,
-    v_batch,
-    v_column,
-    n,
-    DENSE: tl.constexpr,
-    MAX: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    v_in,
+    u_out,  # (B, n)
+    to_matrix, to_vector, to_weight, to_radius,
+    p_batch, p_row, p_column, weight_batch, weight_column, radius_batch, exponent_batch,
+    v_batch, v_column, n,
+    DENSE: tl.constexpr, MAX: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """(P + λ∇²h) u + ν∇h = v and ⟨∇h, u⟩ = 0 with h = ‖Wx‖_p, where that holds x."""
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
-    at = b * n + lane
+    b, lane, cell = ends.own_lanes(n, N)
+    v, x, spoil = ends.arriving(v_in, state, b, v_batch, v_column, n, lane, cell)
     state += b * (2 * n + 2)
-    v = entries(v_in, b, v_batch, v_column, lane, cell, 0.0, state)
-    x = tl.load(state + lane, mask=cell, other=0.0)
     a = tl.load(state + n + lane, mask=cell, other=0.0)
     mu = tl.load(state + 2 * n)
-    signed = entries(weight, b, weight_batch, weight_column, lane, cell, 1.0, v_in).to(tl.float64)
-    t = tl.load(radius + b * radius_batch).to(v_in.dtype.element_ty).to(tl.float64)
-    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
+    signed, t = ends.ball_of(
+        weight, radius, b, weight_batch, weight_column, radius_batch, lane, cell, 1.0, v_in
+    )
     w = tl.abs(signed)
-    u, nu, spoil = tl.zeros((N,), tl.float64), number(0.0, x), tl.sum(v - v)
-    if arrived(codes, b, v, N):
+    p = tl.load(exponent + b * exponent_batch).to(tl.float64)
+    u, nu = tl.zeros((N,), tl.float64), number(0.0, x)
+    if ends.arrived(codes, b, v, N):
         matrix = u
         if DENSE:
             matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
@@ -229,17 +156,14 @@ def _adjoint(
             u -= nu * own
             nu = nu / t
         u = root * u * scale
-        # beyond the dtype's range there is no gradient to give; the other problems keep theirs
-        size = tl.max(tl.abs(u)) * tl.maximum(tl.max(tl.abs(x)), 1.0)
-        sound = sound & (size < MAX)
-        u, nu = tl.where(sound, u, 0.0), tl.where(sound, nu, 0.0)
-    moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+        u, nu = ends.within_range(u, nu, x, sound, MAX)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
     if to_weight is not None:
         # of λ∇h, whose norm has no part along u, and of h; λ is μ/t
         size = tl.abs(x)
         force = power(w * size / t, p - 1) * sign_of(signed)
         pull = mu / t * p * sign_of(x) * u + nu * size
-        stored(to_weight, at, -force * pull, cell, spoil)
+        stored(to_weight, b * n + lane, -force * pull, cell, spoil)
     if to_radius is not None:
         stored(to_radius, b, nu, b >= 0, spoil)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from dfwlayer.engines.programs.kernels import ends
 from dfwlayer.engines.programs.kernels.blocks import (
     again,
     count,
-    dot,
     entries,
     entry,
     jit,
@@ -21,23 +21,11 @@ from dfwlayer.engines.programs.kernels.blocks import (
     matrix_of,
     number,
     sign_of,
-    squares,
-    stored,
     sums,
     times,
     yes,
 )
 from dfwlayer.engines.programs.kernels.certificate import gap_of, settle
-from dfwlayer.engines.programs.kernels.ends import (
-    DOUBTED,
-    LOST,
-    SOLVED,
-    UNFIT,
-    sane,
-    started,
-    told,
-    verdict,
-)
 from dfwlayer.engines.programs.kernels.faces import CLEARLY, WRONG, invert, judge, minimise
 from dfwlayer.engines.programs.kernels.projection import BUDGET, FREE, NOTHING, project
 
@@ -92,60 +80,23 @@ def _fit(
 
 
 def _search(
-    P,  # (·, n, n), with three strides
-    q,  # (·, n), with two
-    lower,  # a number, (n,) or (·, n), with two
-    upper,
-    slope,  # w or a, likewise
-    total,  # t or b, (·), with one
-    normal,  # a of the second row
-    level,  # b of the second row
-    start,  # (·, n) or none
-    A,  # (·, m, n), with P = AᵀA and q = −Aᵀb, or none
-    rhs,  # b (·, m)
-    x_out,  # (B, n), and what follows is where the results go
-    values,  # (2, B): f and the gap
-    codes,  # (2, B): what became of it, and steps
+    P, q,
+    lower, upper, slope,  # numbers, (n,) or (·, n); the slope is w or a
+    total,  # t or b, (·)
+    normal, level,  # a and b of the second row
+    start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, where coordinates are held, two multipliers
     factor,  # (B, n, n), the inverse on the face of the solution, or none
-    left,  # (1,), one is added for each problem that is left to others
-    p_batch,
-    p_row,
-    p_column,
-    q_batch,
-    q_column,
-    lower_batch,
-    lower_column,
-    upper_batch,
-    upper_column,
-    slope_batch,
-    slope_column,
-    total_batch,
-    normal_batch,
-    normal_column,
-    level_batch,
-    start_batch,
-    start_column,
-    a_batch,
-    rhs_batch,
-    n,
-    m,
-    batch,
-    tol,
-    most,
-    KIND: tl.constexpr,
-    CUT: tl.constexpr,
-    DENSE: tl.constexpr,
-    EPS: tl.constexpr,
-    MAX: tl.constexpr,
-    LARGEST: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+    left,
+    p_batch, p_row, p_column, q_batch, q_column, lower_batch, lower_column, upper_batch,
+    upper_column, slope_batch, slope_column, total_batch, normal_batch, normal_column, level_batch,
+    start_batch, start_column, a_batch, rhs_batch, n, m, batch, tol, most,
+    KIND: tl.constexpr, CUT: tl.constexpr,
+    DENSE: tl.constexpr, EPS: tl.constexpr, MAX: tl.constexpr, LARGEST: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     W: tl.constexpr = tl.float64
-    b = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, N)
-    cell = lane < n
+    b, lane, cell = ends.own_lanes(n, N)
     # steps are taken in the dtype of the data, everything else in float64
     blank = tl.zeros((N,), x_out.dtype.element_ty)
     wide = tl.zeros((N,), W)
@@ -163,14 +114,12 @@ def _search(
     if CUT:
         c = entries(normal, b, normal_batch, normal_column, lane, cell, 0.0, x_out)
         goal = tl.load(level + b * level_batch).to(blank.dtype)
-    z, usable = blank, yes()
-    if start is not None:
-        z, usable = started(start, b, start_batch, start_column, lane, cell, x_out, N)
+    z, usable = ends.started(start, b, start_batch, start_column, lane, cell, x_out, N)
     fit = usable & _fit(linear, z, a, target, c, goal, low, high, LARGEST, KIND, CUT)
     limit, M, diagonal, matrix = number(1.0, wide), blank, wide, blank
     if DENSE:
         matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
-        regular, limit, diagonal = sane(matrix, n, EPS, LARGEST, N, C)
+        regular, limit, diagonal = ends.sane(matrix, n, EPS, LARGEST, N, C)
         fit = fit & regular & (tl.max(diagonal) > 0)
         M = matrix.to(tl.float64 if N <= 64 else tl.float32)
 
@@ -188,7 +137,7 @@ def _search(
         x, z = blank, -linear
     failed, tried, same, faces = 0, 0, 0, 0
     going = fit
-    code = tl.where(fit, LOST, UNFIT)
+    code = tl.where(fit, ends.LOST, ends.UNFIT)
     while going:
         # a trial: the start, a gradient step, or the minimiser on the last face, projected
         y, guess, other, held = project(
@@ -260,7 +209,9 @@ def _search(
                 sound = sound & still
                 if sound:
                     going = judged == WRONG
-                    code = tl.where(going, LOST, tl.where(judged == CLEARLY, SOLVED, DOUBTED))
+                    code = tl.where(
+                        going, ends.LOST, tl.where(judged == CLEARLY, ends.SOLVED, ends.DOUBTED)
+                    )
                     kind = tl.full((), RETURN, tl.int32)
                     # every other time a gradient step from there, whose face is tried at once
                     faces += 1
@@ -271,7 +222,7 @@ def _search(
             failed += tl.where(sound, 0, 1)
             lost = (failed > FAILURES) | (faces > FACES)
         over = (steps > most) | (steps > LONGEST)
-        code = tl.where(over, LOST, code)
+        code = tl.where(over, ends.LOST, code)
         going = going & (lost == 0) & (over == 0)
         back = kind == RETURN
         z = tl.where(back, z, x - alpha * (px + linear))
@@ -280,29 +231,23 @@ def _search(
         other = tl.where(back, 0.0, other * (alpha / step))
 
     value, gap = number(0.0, wide), number(0.0, wide)
-    if code == SOLVED:
+    if code == ends.SOLVED:
         r, s, lo, hi = a.to(W), c.to(W), low.to(W), high.to(W)
         t, e = target.to(W), goal.to(W)
         best, settled = settle(x_out, places, best, r, t, s, e, lo, hi, EPS, KIND, CUT, N)
-        if A is not None:
-            value, g = squares(A + b * a_batch, rhs + b * rhs_batch, best, n, m, N)
-        else:
-            g = times(again(matrix, first), best, DENSE, N, C)
-            value = dot(best, 0.5 * g + exact.to(W))
-            g += exact.to(W)
+        bent = times(again(matrix, first), best, DENSE, N, C)
+        value, g = ends.valued(A, rhs, b, a_batch, rhs_batch, best, bent, exact.to(W), n, m, N)
         gap = gap_of(best, g, r, t, s, e, first, second, lo, hi, KIND, CUT)
-        code = verdict(settled, value, gap, tol, MAX)
-    answered = code == SOLVED
-    best = tl.where(answered, best, 0.0)
-    stored(x_out, b * n + lane, best, cell)
+        code = ends.verdict(settled, value, gap, tol, MAX)
+    answered = code == ends.SOLVED
+    ends.solved_at(x_out, state, b, best, code, n, 2 * n + 2, lane, cell)
     state += b * (2 * n + 2)
-    tl.store(state + lane, best, mask=cell)
     tl.store(state + n + lane, places.to(tl.float64), mask=cell)
     tl.store(state + 2 * n, tl.where(answered, first, 0.0))
     tl.store(state + 2 * n + 1, tl.where(answered, second, 0.0))
     if factor is not None:
         kept(factor, M, b, n, N, C)
-    told(values, codes, left, b, batch, value, gap, code, steps, EPS)
+    ends.told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
 search = entry(_search)

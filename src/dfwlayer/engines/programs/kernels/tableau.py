@@ -35,6 +35,7 @@ __all__ = [
     "inverted",
     "largest_of",
     "lengths_of",
+    "own_rows",
     "products",
     "shared",
     "stiffened",
@@ -44,6 +45,14 @@ __all__ = [
 
 # what is left of the square of a row beside others that it depends on, against the whole of it
 DEPENDENT = tl.constexpr(1e-11)
+
+
+@jit
+def own_rows(lane, n, k, g):
+    """Which lanes are coordinates or rows, which of them rows, and which of these equations."""
+    cell = lane < n + k + g
+    row = (lane >= n) & cell
+    return cell, row, row & (lane < n + k)
 
 
 @jit
