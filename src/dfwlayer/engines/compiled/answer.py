@@ -14,6 +14,7 @@ from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
+from dfwlayer.ops.signature import Signature
 from dfwlayer.ops.tensors import added, filled, tensors_in, versions_of
 
 __all__ = ["Gradients", "Layout", "asks", "carrying", "spoiled"]
@@ -63,7 +64,12 @@ def asks(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def carrying(
-    layout: Layout, found: Any, value: Tensor, arguments: Arguments, settings: Settings
+    layout: Layout,
+    found: Any,
+    value: Tensor,
+    arguments: Arguments,
+    settings: Settings,
+    signature: Signature | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
@@ -73,8 +79,12 @@ def carrying(
     inputs = list(compress(tensors, among))
     if not inputs:
         return None
-    given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions_of(given))
+    if signature is not None:
+        given, versions = signature.tensors, signature.versions
+    else:
+        given = tensors_in((arguments.objective, arguments.constraint))
+        versions = versions_of(given)
+    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
     # those from which the layout's were derived; the same one may stand in several places
     known = set(map(id, inputs))
     inputs += [t for t in given if t.requires_grad and id(t) not in known]

@@ -98,9 +98,10 @@ class Batch:
     They are on one device, the CPU unless another is named.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        self.dtype, self.device = dtype, device
-        self.size: int | None = None
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | None = None, size: int | None = None
+    ) -> None:
+        self.dtype, self.device, self.size = dtype, device, size
 
     def plain(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that arrays can be made of, but for its layout."""
@@ -132,11 +133,9 @@ def array_of(value: Value, rank: int) -> Array:
     """In float64, with one dimension more than one problem's."""
     if not isinstance(value, Tensor):
         return np.full((1,) * (rank + 1), float(value))
-    found: Array = value.detach().numpy()
-    if found.ndim < rank:
-        found = found.reshape(1)
-    if found.ndim == rank:
-        found = found[None]
+    found: Array = (value.detach() if value.requires_grad else value).numpy()
+    if found.ndim <= rank:
+        found = found[None] if found.ndim == rank else found.reshape(1, 1)
     return np.ascontiguousarray(found, np.float64)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy import count_nonzero
@@ -19,61 +17,69 @@ from dfwlayer.engines.compiled.layout import Layout, lay_out
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.linalg.quadratic.homogeneous import offer
 from dfwlayer.methods.base import Settings
+from dfwlayer.ops.signature import Signature
 from dfwlayer.solution import Solution, Status
 
 __all__ = ["attempt"]
 
 SMALLEST = 7.01e-46  # no less than half of the smallest float32
 LEAST = 1e-300  # what f is compared with at least
-ONE, ALL = (0, ...), ...  # of (B,): a single problem without a dimension, or all of them
-
 
 watch()
 offer(walked)  # sets that find themselves among tensor operations have compiled steps as well
 
 
-def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
+def attempt(
+    arguments: Arguments, settings: Settings, signature: Signature | None = None
+) -> Attempt | None:
     """Solve what can be solved beyond doubt, None if that is nothing, or not compiled yet."""
     if busy():
         return None
     try:
-        return _attempt(arguments, settings)
+        return _attempt(arguments, settings, signature)
     except NotCompiledError as missing:
         start(missing)
         return None
 
 
-def _attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
-    problem = arguments.objective, arguments.constraint
-    layout = lay_out(*problem) or lay_out_columns(*problem)
+def _attempt(
+    arguments: Arguments, settings: Settings, signature: Signature | None
+) -> Attempt | None:
+    objective, constraint, x0, _ = arguments
+    layout = lay_out(objective, constraint, signature) or lay_out_columns(objective, constraint)
     if layout is None:
         return None
-    start = _start(layout, arguments.x0)
+    start = _start(layout, x0)
     found = None if start is None else layout.search(start, settings.tol, settings.max_steps)
     if found is None:
         return None
     left: Tensor | None = None
-    if count_nonzero(found.codes[0]):  # what is not `SOLVED`
-        lost = _lost(layout, found.codes[0])
+    values, codes = found.values, found.codes
+    ended = codes[0]
+    if count_nonzero(ended):  # what is not `SOLVED`
+        lost = _lost(layout, ended)
         if lost.all():
             return None
         if lost.any():
             for part in (found.x, found.multipliers, *found.face):
                 part[lost] = 0
             left = torch.from_numpy(lost)
-    values, ended = found.values, found.codes[0]
     if _at_the_floor(values, settings.tol):
         floor = values[1] > settings.tol * np.maximum(np.abs(values[0]), LEAST)
         ended = np.where(floor & (ended == SOLVED), int(Status.ROUNDING_FLOOR), ended)
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
         values = values.astype(np.float32)
-    at: Any = ONE if layout.batch is None else ALL
-    value = from_numpy(values[0][at])
-    carried = carrying(layout, found, value, arguments, settings)
+    if layout.batch is None:
+        # views without a dimension
+        values, steps, ended = values[:, 0], codes[1, 0, ...], ended[0, ...]
+        parts = values[0, ...], values[1, ...], steps, ended
+    else:
+        parts = values[0], values[1], codes[1], ended
+    value = from_numpy(parts[0])
+    carried = carrying(layout, found, value, arguments, settings, signature)
     x, value = (layout.point(found.x), value) if carried is None else carried
-    steps, status = from_numpy(found.codes[1][at]), from_numpy(ended[at])
-    return Attempt(Solution(x, value, from_numpy(values[1][at]), steps, status), left)
+    return Attempt(Solution(x, value, *map(from_numpy, parts[1:])), left)
 
 
 def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)

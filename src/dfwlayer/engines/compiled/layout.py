@@ -29,6 +29,7 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
 from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.signature import Known, Signature
 from dfwlayer.ops.tensors import PLAIN
 
 __all__ = ["Layout", "lay_out"]
@@ -202,24 +203,43 @@ class Layout(Laid):
         return gradients + self.sets.pullback(asked[3:], found, known.times(w))
 
 
-def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
+class _Mould(NamedTuple):
+    """What the layouts of calls with one signature have in common."""
+
+    n: int
+    dtype: torch.dtype
+    batch: int | None  # that of the objective
+    sets: Sets | None  # those of numbers; others are laid out in each call, as they have tensors
+
+
+_moulds: Known[_Mould] = Known()
+
+
+def lay_out(
+    objective: Objective, constraint: Constraint, signature: Signature | None = None
+) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
     dense = objective.dense()
     if dense is None:
         return None
     matrix, vector, squared = dense
-    n, dtype = objective.shape[0], vector.dtype
-    batch = Batch(dtype)
-    if dtype not in EPS:
-        return None
-    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
-        return None
-    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
-        return None
-    laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
-    if laid is None:
-        return None
-    sets, centres = laid
+    mould = None if signature is None else _moulds.get(signature.key)
+    if mould is None or vector.is_neg() or (matrix is not None and matrix.is_neg()):
+        mould = _mould_of(objective, *dense)
+        if mould is None:
+            return None
+    n, dtype, size, sets = mould
+    centres: Centres | None = None
+    if sets is None:
+        batch = Batch(dtype, size=size)
+        laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
+        if laid is None:
+            return None
+        sets, centres = laid
+        if signature is not None:
+            kept = sets if signature.numbers and n <= KEPT and centres is None else None
+            _moulds.keep(signature.key, mould._replace(sets=kept))
+        size = batch.size
     P, A, b = _nothing(n)
     q = array_of(vector, 1)
     if squared:
@@ -231,7 +251,22 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     elif matrix is not None:
         P = array_of(matrix, 2)
     given = Quadratics(matrix, vector, squared, (P, q, A, b))
-    return Layout(given, sets, centres, n, batch.size, dtype)
+    return Layout(given, sets, centres, n, size, dtype)
+
+
+def _mould_of(
+    objective: Objective, matrix: Tensor | None, vector: Tensor, squared: bool
+) -> _Mould | None:
+    """For plain tensors that fit together and are of a size that is taken."""
+    n, dtype = objective.shape[0], vector.dtype
+    batch = Batch(dtype)
+    if dtype not in EPS:
+        return None
+    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
+        return None
+    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
+        return None
+    return _Mould(n, dtype, batch.size, None)
 
 
 def _laid_sets(

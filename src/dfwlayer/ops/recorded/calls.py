@@ -24,6 +24,12 @@ CALLS: dict[str, Call] = {}
 Pull = Callable[[Tensor, Sequence[bool]], Sequence[Tensor | None]]
 Direct = Callable[..., tuple[Tensor, Pull] | None]
 
+_in_dynamo = torch.compiler.is_dynamo_compiling
+# what a compiler does about the frames of this thread, None for nothing; where PyTorch does not
+# tell, there may always be one
+_follower: Callable[[], Any] = getattr(
+    torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
+)
 _HALF = (torch.float16, torch.bfloat16)
 
 # before 2.8 there is no place for a message
@@ -126,12 +132,14 @@ def _in_eager_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         nonlocal eager
-        if "torch._dynamo" not in sys.modules:
-            return plain(*args, **kwargs)
-        if eager is None:
-            # without a compiler there is nothing to be said, and saying so would load it
-            eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
-        return eager(*args, **kwargs)
+        # without a compiler there is nothing to be said, and saying so would load it; an optimiser
+        # loads it, too, and saying so takes longer than asking whether it follows this thread
+        if "torch._dynamo" in sys.modules and (_in_dynamo() or _follower() is not None):
+            if eager is None:
+                eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
+            return eager(*args, **kwargs)
+        refuse_tracing()
+        return fn(*args, **kwargs)
 
     return call
 
