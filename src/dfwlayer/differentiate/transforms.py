@@ -186,7 +186,7 @@ def in_transform(node: Any) -> bool:
 
 def any_in_transform(*gradients: Tensor | None) -> bool:
     """The same of gradients that arrive, None for those that do not."""
-    return any([in_transform(gradient) for gradient in gradients if gradient is not None])
+    return any(in_transform(gradient) for gradient in gradients if gradient is not None)
 
 
 def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:

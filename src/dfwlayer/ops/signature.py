@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor
 from torch.nn import Parameter
 
-from dfwlayer.ops.tensors import PLAIN, field_names, versions_of
+from dfwlayer.ops.tensors import PLAIN, field_names
 
 __all__ = ["Known", "Signature", "signature_of"]
 
@@ -24,7 +24,7 @@ class Signature(NamedTuple):
 
     key: tuple[Hashable, ...]
     tensors: list[Tensor]  # as `dfwlayer.ops.tensors.tensors_in` finds them
-    versions: list[int]  # how often each of them had been changed in place by then
+    versions: list[int]  # of these, as `dfwlayer.ops.tensors.versions_of` tells them
     numbers: bool  # the second object has no tensors
 
 
@@ -39,24 +39,27 @@ def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signatur
         return None
     key: list[Hashable] = [settings, kinds]
     tensors: list[Tensor] = []
+    versions: list[int] = []
     before = 0
     for part in (first, second):
-        own, names = getattr(part, "__dict__", None), field_names(type(part))
+        whole: type = type(part)
+        own, names = getattr(part, "__dict__", None), field_names(whole)
         if own is None or len(own) != len(names):  # it holds more than its fields, or has none
             return None
         before = len(tensors)
-        key.append(type(part))
+        key.append(whole)
         for name in names:
             value = own.get(name, key)
-            kind = type(value)
+            kind: type = type(value)
             if kind is Tensor or kind is Parameter:
                 tensors.append(value)
+                versions.append(0 if value.is_inference() else value._version)
                 key += (value.shape, value.dtype, value.layout, value.device)
             elif kind in PLAIN:
                 key += (kind, value)
             else:
                 return None
-    return Signature(tuple(key), tensors, versions_of(tensors), len(tensors) == before)
+    return Signature(tuple(key), tensors, versions, len(tensors) == before)
 
 
 class Known(Generic[_T]):

@@ -38,10 +38,14 @@ def attempt(
     With a signature what is found out about the call is kept for those that have the same one.
     """
     wanted = settings.compiles and mode() != "off"
+    if signature is not None:  # the processes that share a problem have none
+        kind = signature.tensors[0].device.type
+        run = _loaded.get(kind) or _engine(kind)
+        return run(arguments, settings, signature) if wanted and run is not None else None
     run = _engine(arguments.objective.device.type) if wanted else None
     shards = arguments.objective.shards
     if shards is None:
-        return None if run is None else run(arguments, settings, signature)
+        return None if run is None else run(arguments, settings, None)
     # processes that share a problem go one way, so they wait for those that have to compile
     with using("wait"):
         ready = shards.all(run is not None and not busy())

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import add
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -68,7 +69,7 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if math.isfinite(np.add.reduce(arriving, None)):
+        if math.isfinite(add.reduce(arriving, None)):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -174,7 +175,7 @@ def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     gradient = torch.from_numpy(np.ascontiguousarray(each))
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
-    return narrowed(gradient, like.dtype)
+    return gradient if like.dtype is torch.float64 else narrowed(gradient, like.dtype)
 
 
 def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from numpy import count_nonzero
 from torch import Tensor, from_numpy
 
 from dfwlayer.engines.base import Arguments, Attempt
@@ -13,7 +14,7 @@ from dfwlayer.engines.compiled.arrays import Array
 from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, watch
 from dfwlayer.engines.compiled.interior import walked
 from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED, TIED
-from dfwlayer.engines.compiled.layout import Layout, lay_out
+from dfwlayer.engines.compiled.layout import Layout, lay_out, origin
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.linalg.quadratic.homogeneous import offer
 from dfwlayer.methods.base import Settings
@@ -49,37 +50,42 @@ def _attempt(
     layout = lay_out(objective, constraint, signature) or lay_out_columns(objective, constraint)
     if layout is None:
         return None
-    start = _start(layout, x0)
-    found = None if start is None else layout.search(start, settings.tol, settings.max_steps)
+    tol, single = settings.tol, layout.batch is None
+    start = origin(layout.n) if x0 is None else _start(layout, x0)
+    found = None if start is None else layout.search(start, tol, settings.max_steps)
     if found is None:
         return None
     left: Tensor | None = None
     values, codes = found.values, found.codes
-    ended = codes[0]
-    if count_nonzero(ended):  # what is not `SOLVED`
+    ended, sound = codes[0], True
+    if codes.item(0) if single else ended.any():  # what is not `SOLVED`
         lost = _lost(layout, ended)
         if lost.all():
             return None
         if lost.any():
             for part in (found.x, found.multipliers, *found.face):
                 part[lost] = 0
-            left = torch.from_numpy(lost)
-    if _at_the_floor(values, settings.tol):
-        floor = values[1] > settings.tol * np.maximum(np.abs(values[0]), LEAST)
+            left, sound = torch.from_numpy(lost), False
+    # plain numbers are compared sooner
+    above = values.item(1) > tol * max(abs(values.item(0)), LEAST) if single else True
+    if above and (floor := values[1] > tol * np.maximum(np.abs(values[0]), LEAST)).any():
+        # f* of a problem is zero, so that the gap may be what rounding makes of f
         ended = np.where(floor & (ended == SOLVED), int(Status.ROUNDING_FLOOR), ended)
+        sound = False
     if layout.dtype != torch.float64:  # a bound stays one
         values[1] = values[1] * (1 + layout.eps) + SMALLEST
         values = values.astype(np.float32)
-    if layout.batch is None:
-        # views without a dimension
-        values, steps, ended = values[:, 0], codes[1, 0, ...], ended[0, ...]
-        parts = values[0, ...], values[1, ...], steps, ended
-    else:
-        parts = values[0], values[1], codes[1], ended
-    value = from_numpy(parts[0])
+    value = from_numpy(values[0, 0, ...] if single else values[0])
     carried = carrying(layout, found, value, arguments, settings, signature)
     x, value = (layout.point(found.x), value) if carried is None else carried
-    return Attempt(Solution(x, value, *map(from_numpy, parts[1:])), left)
+    rest = partial(_rest, values, codes, ended, single)
+    return Attempt(Solution.of_parts(x, value, sound, rest), left)
+
+
+def _rest(values: Array, codes: Array, ended: Array, single: bool) -> tuple[Tensor, ...]:
+    """Gap, steps and status, without a dimension for a single problem."""
+    parts = values[1], codes[1], ended  # (B,)
+    return tuple(from_numpy(part[0, ...] if single else part) for part in parts)
 
 
 def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)
@@ -92,19 +98,9 @@ def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)
     return lost
 
 
-def _at_the_floor(values: Array, tol: float) -> bool:  # (2, B)
-    """Whether f* of a problem is zero, so that the gap may be what rounding makes of f."""
-    if values.shape[1] == 1:  # plain numbers are compared sooner
-        (value,), (gap,) = values.tolist()
-        return bool(gap > tol * max(abs(value), LEAST))
-    return bool((values[1] > tol * np.maximum(np.abs(values[0]), LEAST)).any())
-
-
-def _start(layout: Layout | WorkingSets, x0: Tensor | None) -> Array | None:
+def _start(layout: Layout | WorkingSets, x0: Tensor) -> Array | None:
     """Where to start (1, n) or (B, n), None if the question is for others."""
     n = layout.n
-    if x0 is None:
-        return np.zeros((1, n))
     if (
         x0.dim() not in (1, 2)
         or x0.shape[-1] != n

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
@@ -32,7 +32,7 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.signature import Known, Signature
 from dfwlayer.ops.tensors import PLAIN
 
-__all__ = ["Layout", "lay_out"]
+__all__ = ["Layout", "lay_out", "origin"]
 
 LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
@@ -148,12 +148,14 @@ class Layout(Laid):
 
     def point(self, y: Array) -> Tensor:
         """The same as it is returned."""
-        found = self.local(y)
+        found = from_numpy(y[0] if self.batch is None else y)
+        if self.dtype is not torch.float64:
+            found = found.to(self.dtype)
         return found if self.centres is None else self.centres.placed(found)
 
     def search(self, start: Array, tol: float, most: int) -> Results:
         """Solve what can be solved."""
-        limits, batch = (self.eps, tol, most), self.batch or 1
+        limits, batch = (EPS[self.dtype], tol, most), self.batch or 1
         if self.centres is None:
             return self.sets.search(self.objective.arrays, start, limits, batch)
         c = self.centres.array
@@ -169,8 +171,10 @@ class Layout(Laid):
 
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
-        adjoint = self.sets.adjoint(self.objective.arrays[0], found, v, self.eps)
-        adjoint.drop_lost(found.x, self.dtype)
+        dtype = self.dtype
+        adjoint = self.sets.adjoint(self.objective.arrays[0], found, v, EPS[dtype])
+        if dtype is not torch.float64:
+            adjoint.drop_lost(found.x, dtype)
         x, of_centre = found.x, None
         if self.centres is not None:
             x = x + np.where(found.codes[0, :, None] == outcome.SOLVED, self.centres.array, 0.0)
@@ -225,7 +229,7 @@ def lay_out(
     matrix, vector, squared = dense
     mould = None if signature is None else _moulds.get(signature.key)
     if mould is None or vector.is_neg() or (matrix is not None and matrix.is_neg()):
-        mould = _mould_of(objective, *dense)
+        mould = _mould_of(objective, matrix, vector)
         if mould is None:
             return None
     n, dtype, size, sets = mould
@@ -254,9 +258,7 @@ def lay_out(
     return Layout(given, sets, centres, n, size, dtype)
 
 
-def _mould_of(
-    objective: Objective, matrix: Tensor | None, vector: Tensor, squared: bool
-) -> _Mould | None:
+def _mould_of(objective: Objective, matrix: Tensor | None, vector: Tensor) -> _Mould | None:
     """For plain tensors that fit together and are of a size that is taken."""
     n, dtype = objective.shape[0], vector.dtype
     batch = Batch(dtype)
@@ -310,6 +312,12 @@ def _times(A: Array, x: Array) -> Array:
     """A x for each problem, either of them shared or not."""
     found: Array = np.matmul(A, x[..., None])[..., 0]
     return found
+
+
+@lru_cache(maxsize=64)
+def origin(n: int) -> Array:
+    """Where all problems start for which nothing is said, (1, n); never written to."""
+    return np.zeros((1, n))
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.recorded.text import described, rebuilt
-from dfwlayer.ops.tracing import recording, refuse_recording, refuse_tracing
+from dfwlayer.ops.tracing import recording, refuse_recording, refuse_tracing, undisturbed
 
 __all__ = ["CALLS", "Call", "called", "recordable", "uncompiled"]
 
@@ -24,9 +24,8 @@ CALLS: dict[str, Call] = {}
 Pull = Callable[[Tensor, Sequence[bool]], Sequence[Tensor | None]]
 Direct = Callable[..., tuple[Tensor, Pull] | None]
 
-_in_dynamo = torch.compiler.is_dynamo_compiling
-# what a compiler does about the frames of this thread, None for nothing; where PyTorch does not
-# tell, there may always be one
+# what a compiler does about the frames of this thread, None for nothing: an optimiser loads it,
+# too, and keeping it away takes longer than asking; where PyTorch does not tell, it may be there
 _follower: Callable[[], Any] = getattr(
     torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
 )
@@ -93,6 +92,8 @@ def recordable(
 
         @wraps(fn)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if undisturbed() and ("torch._dynamo" not in sys.modules or _follower() is None):
+                return fn(*args, **kwargs)
             if recording():
                 parts_there = _recorded(name, args, kwargs)
                 if parts_there is not None:
@@ -132,14 +133,12 @@ def _in_eager_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         nonlocal eager
-        # without a compiler there is nothing to be said, and saying so would load it; an optimiser
-        # loads it, too, and saying so takes longer than asking whether it follows this thread
-        if "torch._dynamo" in sys.modules and (_in_dynamo() or _follower() is not None):
-            if eager is None:
-                eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
-            return eager(*args, **kwargs)
-        refuse_tracing()
-        return fn(*args, **kwargs)
+        if "torch._dynamo" not in sys.modules:
+            return plain(*args, **kwargs)
+        if eager is None:
+            # without a compiler there is nothing to be said, and saying so would load it
+            eager = torch.compiler.disable(plain)  # type: ignore[no-untyped-call]
+        return eager(*args, **kwargs)
 
     return call
 
