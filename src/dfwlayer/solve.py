@@ -172,10 +172,16 @@ def solve(
     flat = flattened(arguments, shape)
     if flat is not None:
         return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
-    usual = on_infeasible == "nan" and arguments.objective.joined() is objective
-    if signature is not None and usual and objective.shards is None:
+    if signature is not None and on_infeasible == "nan" and _is_usual(objective, signature):
         _plans.keep(signature.key, _Plan(settings, objective.device.type))
     return _cast(arguments, settings, on_infeasible)
+
+
+def _is_usual(objective: Objective, signature: Signature) -> bool:
+    """Whether an objective is what this process has, and on the device of its first tensor."""
+    first, here = signature.tensors[:1], objective.device
+    alone = objective.joined() is objective and objective.shards is None
+    return alone and len(first) == 1 and first[0].device == here
 
 
 class _Plan(NamedTuple):
