@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
@@ -105,6 +105,9 @@ _MESSAGES = {
 FAILURES = tuple(s for s in Status if s not in (Status.CONVERGED, Status.ROUNDING_FLOOR))
 
 
+_LATE = ("gap", "num_steps", "status")  # what may be made when it is asked for
+
+
 @dataclass(frozen=True)
 class Solution:
     """The outcome of `dfwlayer.solve`, one entry per problem of the batch.
@@ -131,6 +134,29 @@ class Solution:
     status: Tensor
 
     _origin: ClassVar[Any] = None  # of `dfwlayer.engines.prices`, for what may be asked later
+    _sound: ClassVar[bool] = False  # whether all problems are known to have `CONVERGED`
+
+    @classmethod
+    def of_parts(
+        cls, x: Tensor, value: Tensor, sound: bool, rest: Callable[[], Sequence[Tensor]]
+    ) -> Solution:
+        """With gap, steps and status by a function that is called when one is first asked for."""
+        made = object.__new__(cls)
+        made.__dict__.update(x=x, value=value, _sound=sound, _rest=rest)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Of what is not there yet."""
+        own = self.__dict__
+        if name in _LATE:
+            rest = own.get("_rest")
+            if rest is not None:
+                with torch.inference_mode(False):
+                    own.update(zip(_LATE, rest(), strict=True))
+                own.pop("_rest", None)
+            if name in own:  # by this thread or by another one
+                return own[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def converged(self) -> Tensor:
@@ -182,7 +208,8 @@ class Solution:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the call, which may hold functions that cannot be copied."""
-        return {name: value for name, value in vars(self).items() if name != "_origin"}
+        parts = {name: getattr(self, name) for name in _FIELDS}
+        return parts | {k: v for k, v in vars(self).items() if k not in ("_origin", "_rest")}
 
     def __repr__(self) -> str:
         counts = torch.bincount(self.status.reshape(-1).long(), minlength=max(Status) + 1).tolist()

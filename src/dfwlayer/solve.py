@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.recorded.text import settled
+from dfwlayer.ops.signature import Known, Signature, signature_of
 from dfwlayer.ops.tensors import PLAIN, versions_in
 from dfwlayer.ops.tracing import refuse_capture
 from dfwlayer.solution import Solution
@@ -158,16 +159,39 @@ def solve(
 
     """
     refuse_capture()
+    given = (method, differentiate, tol, max_steps, step_size, temperature, verify, callback)
+    signature = signature_of(objective, constraint, (*given, x0, shape, on_infeasible))
+    if signature is not None:
+        plan = _plans.get(signature.key)
+        if plan is not None and not torch.is_autocast_enabled(plan.device):
+            arguments = Arguments(objective, constraint, None, None)
+            return _dispatched(arguments, plan.settings, signature)
     arguments = _checked(Arguments(objective, constraint, x0, step_size))
-    settings = _settings(
-        (method, differentiate, tol, max_steps, step_size, temperature, verify, callback),
-        constraint.preferred_method,
-    )
+    settings = _settings(given, constraint.preferred_method)
     check_wish(on_infeasible)
     flat = flattened(arguments, shape)
     if flat is not None:
         return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
+    if signature is not None and on_infeasible == "nan" and _is_usual(objective, signature):
+        _plans.keep(signature.key, _Plan(settings, objective.device.type))
     return _cast(arguments, settings, on_infeasible)
+
+
+def _is_usual(objective: Objective, signature: Signature) -> bool:
+    """Whether an objective is what this process has, and on the device of its first tensor."""
+    first, here = signature.tensors[:1], objective.device
+    alone = objective.joined() is objective and objective.shards is None
+    return alone and len(first) == 1 and first[0].device == here
+
+
+class _Plan(NamedTuple):
+    """What the checks of a call have found that needs no other form, for those that are like it."""
+
+    settings: Settings
+    device: str
+
+
+_plans: Known[_Plan] = Known()
 
 
 def _bound_arguments(*args: Any, **options: Any) -> dict[str, Any]:
@@ -238,26 +262,32 @@ def _feasible(arguments: Arguments, settings: Settings, on_infeasible: str) -> S
     return relaxed(run, arguments, settings, found)
 
 
-def _dispatched(arguments: Arguments, settings: Settings) -> Solution:
+def _dispatched(
+    arguments: Arguments, settings: Settings, signature: Signature | None = None
+) -> Solution:
     """Outside of transforms at once, inside through them."""
-    mapped, shards = in_transform(arguments), arguments.objective.shards
-    if mapped and shards is not None:
-        shards.refuse_transforms()
+    mapped = in_transform(arguments)
     if mapped:
+        shards = arguments.objective.shards
+        if shards is not None:
+            shards.refuse_transforms()
         solution = through_transforms(_solution, arguments, settings)
     else:
-        solution = _solution(arguments, settings)
+        solution = _solution(arguments, settings, signature)
+        shards = None if signature is not None else arguments.objective.shards
     if shards is not None:
         x, value = shards.common(solution.x, solution.value)
         solution = replace(solution, x=x, value=value)
-    versions = versions_in(arguments[:2])
-    vars(solution)["_origin"] = Origin(arguments, settings, mapped, versions)
+    versions = versions_in(arguments[:2]) if signature is None else signature.versions
+    solution.__dict__["_origin"] = Origin(arguments, settings, mapped, versions)
     return solution
 
 
-def _solution(arguments: Arguments, settings: Settings) -> Solution:
+def _solution(
+    arguments: Arguments, settings: Settings, signature: Signature | None = None
+) -> Solution:
     """Bind, run, and hand back, for arguments that are plain tensors."""
-    found = compiled.attempt(arguments, settings)
+    found = compiled.attempt(arguments, settings, signature)
     if found is not None and found.left is None:
         return found.solution
     objective, constraint, x0, _ = arguments

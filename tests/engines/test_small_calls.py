@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+
 import pytest
 import torch
 
 from dfwlayer import Box, CappedSimplex, LpBall, Quadratic, Simplex, Status, solve
 from dfwlayer.engines import compiled
+from dfwlayer.engines.base import Arguments
 from dfwlayer.engines.compiled import layout
+from dfwlayer.solve import check_settings
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="needs Numba")
 
@@ -75,3 +81,137 @@ def test_a_gradient_beyond_the_range_of_its_dtype_is_dropped_alone():
     torch.testing.assert_close(x.detach(), torch.tensor([[-0.1, 0.1], [-0.25, 0.25]]))
     (gradient,) = torch.autograd.grad(x, q, torch.tensor([[1e20, 0.0], [3.0, 0.0]]))
     assert torch.equal(gradient, torch.tensor([[0.0, 0.0], [-3.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cap", [0.05, 0.1, 0.25])  # of which some add up to the total
+def test_a_corner_of_a_capped_simplex_is_found_by_compiled_code(cap, dtype):
+    random = torch.Generator().manual_seed(0)
+    q = torch.randn(64, 40, generator=random, dtype=dtype).requires_grad_()
+    v = torch.randn(64, 40, generator=random, dtype=dtype)
+    body = CappedSimplex(1.0, cap)
+    settings = check_settings("auto", "auto", 1e-5, 1000, None, None, True)
+    found = compiled.attempt(Arguments(Quadratic(None, q), body, None, None), settings)
+    assert found is not None
+    assert found.left is None
+    x = found.solution.x
+    at_bounds = ((x == 0) | (x == x.new_tensor(cap))).all(-1)
+    assert at_bounds.any()
+    assert (x.double().sum(-1) - 1).abs().max() < 4 * torch.finfo(dtype).eps
+    (gradient,) = torch.autograd.grad((v * x).sum(), q)
+    with compiled.using(False):
+        other = solve(Quadratic(None, q), body)
+        (expected,) = torch.autograd.grad((v * other.x).sum(), q)
+    torch.testing.assert_close(x, other.x)
+    torch.testing.assert_close(gradient, expected)
+    assert not gradient[at_bounds].any()
+
+
+def test_a_corner_whose_caps_are_learned_is_left_to_others():
+    # a cap that grows moves x and one that falls leaves no point, so it is for tensor operations
+    q = torch.tensor([-3.0, -2.0, 0.0, 1.0], dtype=torch.float64)
+    cap = torch.full((4,), 0.5, dtype=torch.float64)
+    for learned in (False, True):
+        body = CappedSimplex(1.0, cap.clone().requires_grad_(learned))
+        settings = check_settings("auto", "auto", 1e-5, 1000, None, None, True)
+        found = compiled.attempt(Arguments(Quadratic(None, q), body, None, None), settings)
+        assert (found is None) == learned
+        assert torch.equal(solve(Quadratic(None, q), body).x.detach(), cap * (q < -1))
+
+
+def _problem():
+    q = torch.tensor([2.0, -3.0, 0.1], dtype=torch.float64)
+    P = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    return P, q, torch.tensor(1.0, dtype=torch.float64)
+
+
+def test_a_call_like_others_before_is_checked_for_its_own_values():
+    P, q, radius = _problem()
+    for _ in range(3):
+        assert solve(Quadratic(P, q), LpBall(1, radius)).converged
+    skew = P.clone()
+    skew[0, 1] = 1.0
+    with pytest.raises(ValueError, match="P: expected a symmetric"):
+        solve(Quadratic(skew, q), LpBall(1, radius))
+    with pytest.raises(ValueError, match="q: 3 of 3 values"):
+        solve(Quadratic(P, q * torch.nan), LpBall(1, radius))
+    with pytest.raises(ValueError, match="radius"):
+        solve(Quadratic(P, q), LpBall(1, -radius))
+    assert solve(Quadratic(-P, q), LpBall(1, radius)).status == Status.NOT_CONVEX
+    batch = torch.stack((q, q * torch.nan))
+    for _ in range(3):
+        assert solve(Quadratic(P, batch), LpBall(1, radius)).status.tolist() == [0, 3]
+
+
+def test_settings_that_are_equal_but_of_another_type_are_not_taken_for_each_other():
+    P, q, radius = _problem()
+    for _ in range(2):
+        solve(Quadratic(P, q), LpBall(1, radius), verify=True, tol=1.0, max_steps=1000)
+    for wrong in ({"verify": 1}, {"tol": True}, {"max_steps": 1000.0}):
+        given = {"verify": True, "tol": 1.0, "max_steps": 1000} | wrong
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            solve(Quadratic(P, q), LpBall(1, radius), **given)
+    with pytest.raises(ValueError, match="shape"):
+        solve(Quadratic(P, q), LpBall(1, radius), shape=4)
+
+
+def test_what_follows_a_call_is_asked_for_in_every_call():
+    P, q, radius = _problem()
+    at = solve(Quadratic(P, q), LpBall(1, radius)).x
+    for _ in range(2):
+        solve(Quadratic(P, q), LpBall(1, radius))
+
+    def x_of(q):
+        return solve(Quadratic(P, q), LpBall(1, radius)).x
+
+    assert torch.func.jacrev(x_of)(q).shape == (3, 3)
+    torch.testing.assert_close(torch.func.vmap(x_of)(q.expand(2, 3)), at.expand(2, 3))
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(x_of, (q,))
+    half = Quadratic(P.bfloat16(), q.bfloat16()), LpBall(1, radius.bfloat16())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="bfloat16"):
+            solve(*half)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert solve(*half).x.dtype == torch.float32
+
+
+def test_a_set_with_state_of_its_own_is_told_from_others_of_its_class():
+    q = torch.tensor([2.0, -3.0], dtype=torch.float64)
+
+    class Cube(Box):  # no dataclass of its own
+        def __init__(self, size):
+            super().__init__(-size, size)
+            object.__setattr__(self, "size", size)
+
+    for size in (1.0, 2.0, 1.0):
+        assert torch.equal(solve(Quadratic(None, q), Cube(size)).x, -q.clamp(-size, size))
+
+
+def test_an_input_that_changes_after_the_solve_is_noticed():
+    P, q, radius = _problem()
+    q.requires_grad_()
+    for _ in range(3):
+        found = solve(Quadratic(P, q), LpBall(1, radius))
+    P += 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.x.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        _ = found.multipliers
+
+
+def test_parts_that_nobody_asked_for_are_those_of_the_solve():
+    P, q, radius = _problem()
+    found = [solve(Quadratic(P, q), LpBall(1, radius)) for _ in range(4)]
+    with torch.inference_mode():
+        gap = found[0].gap
+    assert not gap.is_inference()
+    for other in (copy.deepcopy(found[1]), pickle.loads(pickle.dumps(found[2])), found[3]):
+        assert other.gap == gap
+        assert other.status == Status.CONVERGED
+        assert other.num_steps.dtype == torch.int64
+        assert other.gap.shape == other.status.shape == ()
+        assert not hasattr(other, "nothing")
+    again = dataclasses.replace(solve(Quadratic(P, q), LpBall(1, radius)), x=q)
+    assert again.gap == gap
+    assert "CONVERGED 1" in repr(solve(Quadratic(P, q), LpBall(1, radius)))

@@ -62,9 +62,10 @@ class Quadratic(ProductQuadratic):
     recordable = True
 
     def __post_init__(self) -> None:
-        if is_distributed(self.q):
-            object.__setattr__(self, "q", whole(self.q))
         q, P = self.q, self.P
+        if type(q) is not Tensor and is_distributed(q):
+            q = whole(q)
+            object.__setattr__(self, "q", q)
         check_tensor("q", q)
         if P is not None:
             check_tensor("P", P, sparse=True, distributed=True)
@@ -145,8 +146,9 @@ class Quadratic(ProductQuadratic):
 
     def dense(self) -> Dense | None:
         """P and q, unless P is sparse or in parts."""
-        apart = self._is_sparse or is_distributed(self.P)
-        return None if apart else Dense(self.P, self.q, squared=False)
+        P = self.P
+        apart = P is not None and (P.layout != torch.strided or is_distributed(P))
+        return None if apart else Dense(P, self.q, squared=False)
 
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""

@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = [
     "PLAIN",
     "added",
+    "field_names",
     "fields_of",
     "filled",
     "names_of",
@@ -34,17 +35,18 @@ def fields_of(node: Any) -> tuple[str, ...]:
     if torch.compiler.is_dynamo_compiling():
         listed = names_of(kind)
         return tuple(listed.split(",")) if listed not in ("", "?") else ()
-    return _names(kind)
+    return field_names(kind)
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def field_names(kind: type) -> tuple[str, ...]:
+    """The same of a class, for code that no compiler follows."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def names_of(kind: type) -> str:
     """The names of a dataclass's fields, "?" for another class; compilers take it as constant."""
-    return ",".join(_names(kind)) if is_dataclass(kind) else "?"
+    return ",".join(field_names(kind)) if is_dataclass(kind) else "?"
 
 
 # what torch.compiler.assume_constant_result does; that would load the compiler
@@ -71,7 +73,7 @@ def _collect(node: Any, found: list[Tensor]) -> None:
         for part in node.values():
             _collect(part, found)
     elif not isinstance(node, type):
-        for name in _names(kind):
+        for name in field_names(kind):
             part = getattr(node, name)
             if isinstance(part, Tensor):
                 found.append(part)
@@ -109,7 +111,7 @@ def _count(parts: Iterable[Any], found: list[int]) -> None:
         elif isinstance(part, dict):
             _count(part.values(), found)
         else:
-            _count([getattr(part, name) for name in _names(kind)], found)
+            _count([getattr(part, name) for name in field_names(kind)], found)
 
 
 def filled(node: Any, tensors: Iterator[Tensor]) -> Any:

@@ -21,6 +21,7 @@ __all__ = [
     "refuse_capture",
     "refuse_recording",
     "refuse_tracing",
+    "undisturbed",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., None])
@@ -32,9 +33,13 @@ _RECORDERS = (
 )
 # by names of their own, which are found sooner
 _in_dynamo, _in_compiler = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
-_modes = torch._C._len_torch_dispatch_stack
-# of make_fx(pre_dispatch=True)
-_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # type: ignore[no-untyped-call]
+_compiler = torch.compiler  # whose flag is what the latter returns, but for torch.jit.script
+_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+# of make_fx(pre_dispatch=True), whose key is on as long as there are any
+_included, _EARLY = (
+    torch._C._dispatch_tls_is_dispatch_key_included,
+    torch._C.DispatchKey.PreDispatch,
+)
 _here = threading.local()  # .depth: operators of ours we are inside of; .recorded: see there
 
 
@@ -42,14 +47,21 @@ def recording() -> bool:
     """Whether operations are recorded, by torch.compile, torch.export, make_fx or a fake mode."""
     if _in_dynamo():
         return True
-    if not _modes() and not _early_modes() and not _in_compiler():  # asked in every constructor
-        return False
+    if not (_modes() or _included(_EARLY) or _compiler._is_compiling_flag):
+        return False  # asked in every constructor
     return _recorders_on() and not getattr(_here, "depth", 0)
+
+
+def undisturbed() -> bool:
+    """Whether nothing at all follows what is called: neither of these nor torch.jit.trace."""
+    if _in_dynamo():
+        return False
+    return not (_modes() or _included(_EARLY) or _compiler._is_compiling_flag or _is_tracing())
 
 
 def _recorders_on() -> bool:
     on = any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
-    return on or _in_compiler() or bool(_early_modes())
+    return on or _in_compiler() or _included(_EARLY)
 
 
 class eager_now:  # noqa: N801
@@ -129,5 +141,5 @@ def refuse_capture() -> None:
 
 def refuse_tracing() -> None:
     """Raise inside of torch.jit.trace."""
-    if torch._C._is_tracing():
+    if _is_tracing():
         refuse_recording("torch.jit.trace, which torch.onnx.export with dynamo=False uses")

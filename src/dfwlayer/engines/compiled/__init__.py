@@ -18,10 +18,11 @@ from importlib import import_module
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.background import busy, mode, using
 from dfwlayer.methods.base import Settings
+from dfwlayer.ops.signature import Signature
 
 __all__ = ["attempt", "available", "using"]
 
-_Attempt = Callable[[Arguments, Settings], Attempt | None]
+_Attempt = Callable[[Arguments, Settings, Signature | None], Attempt | None]
 
 # by the device that a problem is on
 ENGINES = {"cpu": "dfwlayer.engines.compiled.engine", "cuda": "dfwlayer.engines.programs.engine"}
@@ -29,17 +30,26 @@ ENGINES = {"cpu": "dfwlayer.engines.compiled.engine", "cuda": "dfwlayer.engines.
 _loaded: dict[str, _Attempt | None] = {}  # empty until somebody asks
 
 
-def attempt(arguments: Arguments, settings: Settings) -> Attempt | None:
-    """Solve what can be solved beyond doubt in compiled code, None if that is nothing."""
+def attempt(
+    arguments: Arguments, settings: Settings, signature: Signature | None = None
+) -> Attempt | None:
+    """Solve what can be solved beyond doubt in compiled code, None if that is nothing.
+
+    With a signature what is found out about the call is kept for those that have the same one.
+    """
     wanted = settings.compiles and mode() != "off"
+    if signature is not None:  # the processes that share a problem have none
+        kind = signature.tensors[0].device.type
+        run = _loaded.get(kind) or _engine(kind)
+        return run(arguments, settings, signature) if wanted and run is not None else None
     run = _engine(arguments.objective.device.type) if wanted else None
     shards = arguments.objective.shards
     if shards is None:
-        return None if run is None else run(arguments, settings)
+        return None if run is None else run(arguments, settings, None)
     # processes that share a problem go one way, so they wait for those that have to compile
     with using("wait"):
         ready = shards.all(run is not None and not busy())
-        return run(arguments, settings) if ready and run is not None else None
+        return run(arguments, settings, signature) if ready and run is not None else None
 
 
 def available(device: str = "cpu") -> bool:

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
 
 from dfwlayer.differentiate.implicit import attach
 from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
+from dfwlayer.ops.signature import Signature
 from dfwlayer.ops.tensors import added, filled, tensors_in, versions_of
 
 __all__ = ["Gradients", "Layout", "asks", "carrying", "spoiled"]
@@ -63,29 +65,46 @@ def asks(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def carrying(
-    layout: Layout, found: Any, value: Tensor, arguments: Arguments, settings: Settings
+    layout: Layout,
+    found: Any,
+    value: Tensor,
+    arguments: Arguments,
+    settings: Settings,
+    signature: Signature | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
-    tensors = layout.tensors
-    among = [t is not None and t.requires_grad for t in tensors]
-    inputs = list(compress(tensors, among))
+    among: list[bool] = []  # in loops, as this is done in every solve
+    inputs: list[Tensor] = []
+    for tensor in layout.tensors:
+        wants = tensor is not None and tensor.requires_grad
+        among.append(wants)
+        if tensor is not None and wants:
+            inputs.append(tensor)
     if not inputs:
         return None
-    given = tensors_in((arguments.objective, arguments.constraint))
-    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions_of(given))
+    if signature is not None:
+        given, versions = signature.tensors, signature.versions
+    else:
+        given = tensors_in((arguments.objective, arguments.constraint))
+        versions = versions_of(given)
+    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
     # those from which the layout's were derived; the same one may stand in several places
     known = set(map(id, inputs))
     inputs += [t for t in given if t.requires_grad and id(t) not in known]
-    x, value = _Solution.apply(solved, *inputs)  # type: ignore[no-untyped-call]
+    x, value = _Solution.apply(solved, *map(_unwrapped, inputs))  # type: ignore[attr-defined]
     return x, value
 
 
-class _Solution(torch.autograd.Function):
+_unwrapped = torch._C._functorch.unwrap_if_dead  # of tensors that have left a transform
+
+
+class _Solution(_SingleLevelFunction):
     """x and f, with the gradients of the exact solution; inputs are tensors that ask for one.
 
-    They are the layout's, which may be derived from those of the arguments, and then these.
+    They are the layout's, which may be derived from those of the arguments, and then these. There
+    are no transforms where it is applied, so it has no rules for them, which takes less time.
     """
 
     @staticmethod
@@ -106,8 +125,10 @@ class _Solution(torch.autograd.Function):
         asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or any_in_transform(v, w):
             return None, *_differentiably(solved, ctx.inputs, asked, v, w)
-        needs = iter(asked)
-        wanted = [each and next(needs) for each in among]
+        wanted = among
+        if False in asked:
+            needs = iter(asked)
+            wanted = [each and next(needs) for each in among]
         out: Gradients = [None] * len(asked)
         if v is not None:
             try:

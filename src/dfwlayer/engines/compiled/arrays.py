@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import add
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -68,7 +69,7 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if math.isfinite(np.add.reduce(arriving, None)):
+        if math.isfinite(add.reduce(arriving, None)):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -98,9 +99,10 @@ class Batch:
     They are on one device, the CPU unless another is named.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        self.dtype, self.device = dtype, device
-        self.size: int | None = None
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | None = None, size: int | None = None
+    ) -> None:
+        self.dtype, self.device, self.size = dtype, device, size
 
     def plain(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that arrays can be made of, but for its layout."""
@@ -132,11 +134,9 @@ def array_of(value: Value, rank: int) -> Array:
     """In float64, with one dimension more than one problem's."""
     if not isinstance(value, Tensor):
         return np.full((1,) * (rank + 1), float(value))
-    found: Array = value.detach().numpy()
-    if found.ndim < rank:
-        found = found.reshape(1)
-    if found.ndim == rank:
-        found = found[None]
+    found: Array = (value.detach() if value.requires_grad else value).numpy()
+    if found.ndim <= rank:
+        found = found[None] if found.ndim == rank else found.reshape(1, 1)
     return np.ascontiguousarray(found, np.float64)
 
 
@@ -175,7 +175,7 @@ def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     gradient = torch.from_numpy(np.ascontiguousarray(each))
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
-    return narrowed(gradient, like.dtype)
+    return gradient if like.dtype is torch.float64 else narrowed(gradient, like.dtype)
 
 
 def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:

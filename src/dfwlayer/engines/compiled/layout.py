@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.parameters import Value
@@ -29,9 +29,10 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
 from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.signature import Known, Signature
 from dfwlayer.ops.tensors import PLAIN
 
-__all__ = ["Layout", "lay_out"]
+__all__ = ["Layout", "lay_out", "origin"]
 
 LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
@@ -147,12 +148,14 @@ class Layout(Laid):
 
     def point(self, y: Array) -> Tensor:
         """The same as it is returned."""
-        found = self.local(y)
+        found = from_numpy(y[0] if self.batch is None else y)
+        if self.dtype is not torch.float64:
+            found = found.to(self.dtype)
         return found if self.centres is None else self.centres.placed(found)
 
     def search(self, start: Array, tol: float, most: int) -> Results:
         """Solve what can be solved."""
-        limits, batch = (self.eps, tol, most), self.batch or 1
+        limits, batch = (EPS[self.dtype], tol, most), self.batch or 1
         if self.centres is None:
             return self.sets.search(self.objective.arrays, start, limits, batch)
         c = self.centres.array
@@ -168,8 +171,10 @@ class Layout(Laid):
 
     def pullback(self, asked: Sequence[bool], found: Results, v: Array) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
-        adjoint = self.sets.adjoint(self.objective.arrays[0], found, v, self.eps)
-        adjoint.drop_lost(found.x, self.dtype)
+        dtype = self.dtype
+        adjoint = self.sets.adjoint(self.objective.arrays[0], found, v, EPS[dtype])
+        if dtype is not torch.float64:
+            adjoint.drop_lost(found.x, dtype)
         x, of_centre = found.x, None
         if self.centres is not None:
             x = x + np.where(found.codes[0, :, None] == outcome.SOLVED, self.centres.array, 0.0)
@@ -202,24 +207,43 @@ class Layout(Laid):
         return gradients + self.sets.pullback(asked[3:], found, known.times(w))
 
 
-def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
+class _Mould(NamedTuple):
+    """What the layouts of calls with one signature have in common."""
+
+    n: int
+    dtype: torch.dtype
+    batch: int | None  # that of the objective
+    sets: Sets | None  # those of numbers; others are laid out in each call, as they have tensors
+
+
+_moulds: Known[_Mould] = Known()
+
+
+def lay_out(
+    objective: Objective, constraint: Constraint, signature: Signature | None = None
+) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
     dense = objective.dense()
     if dense is None:
         return None
     matrix, vector, squared = dense
-    n, dtype = objective.shape[0], vector.dtype
-    batch = Batch(dtype)
-    if dtype not in EPS:
-        return None
-    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
-        return None
-    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
-        return None
-    laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
-    if laid is None:
-        return None
-    sets, centres = laid
+    mould = None if signature is None else _moulds.get(signature.key)
+    if mould is None or vector.is_neg() or (matrix is not None and matrix.is_neg()):
+        mould = _mould_of(objective, matrix, vector)
+        if mould is None:
+            return None
+    n, dtype, size, sets = mould
+    centres: Centres | None = None
+    if sets is None:
+        batch = Batch(dtype, size=size)
+        laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
+        if laid is None:
+            return None
+        sets, centres = laid
+        if signature is not None:
+            kept = sets if signature.numbers and n <= KEPT and centres is None else None
+            _moulds.keep(signature.key, mould._replace(sets=kept))
+        size = batch.size
     P, A, b = _nothing(n)
     q = array_of(vector, 1)
     if squared:
@@ -231,7 +255,20 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     elif matrix is not None:
         P = array_of(matrix, 2)
     given = Quadratics(matrix, vector, squared, (P, q, A, b))
-    return Layout(given, sets, centres, n, batch.size, dtype)
+    return Layout(given, sets, centres, n, size, dtype)
+
+
+def _mould_of(objective: Objective, matrix: Tensor | None, vector: Tensor) -> _Mould | None:
+    """For plain tensors that fit together and are of a size that is taken."""
+    n, dtype = objective.shape[0], vector.dtype
+    batch = Batch(dtype)
+    if dtype not in EPS:
+        return None
+    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
+        return None
+    if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
+        return None
+    return _Mould(n, dtype, batch.size, None)
 
 
 def _laid_sets(
@@ -275,6 +312,12 @@ def _times(A: Array, x: Array) -> Array:
     """A x for each problem, either of them shared or not."""
     found: Array = np.matmul(A, x[..., None])[..., 0]
     return found
+
+
+@lru_cache(maxsize=64)
+def origin(n: int) -> Array:
+    """Where all problems start for which nothing is said, (1, n); never written to."""
+    return np.zeros((1, n))
 
 
 @lru_cache(maxsize=64)

@@ -13,10 +13,13 @@ from torch import Tensor
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array
 
-__all__ = ["Adjoint", "Arrays", "Limits", "Results", "Sets"]
+__all__ = ["NO_FACTORS", "Adjoint", "Arrays", "Limits", "Results", "Sets"]
 
 Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
 Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
+
+
+NO_FACTORS: Array = np.empty((0, 0, 0))
 
 
 class Results(NamedTuple):
@@ -27,7 +30,7 @@ class Results(NamedTuple):
     codes: Array  # (2, B): what became of a problem, and steps
     multipliers: Array  # (B, k)
     face: tuple[Array, ...]  # what else a set keeps, (B, n) each
-    factors: Array = np.empty((0, 0, 0))  # on the face of a single problem, (1, n, n), if kept
+    factors: Array = NO_FACTORS  # on the face of a single problem, (1, n, n), if kept
 
     @classmethod
     def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
@@ -37,7 +40,7 @@ class Results(NamedTuple):
             np.zeros((2, batch)),
             np.zeros((2, batch), np.int64),
             np.zeros((batch, k)),
-            tuple(np.empty((batch, n), kind) for kind in face),
+            tuple([np.empty((batch, n), kind) for kind in face]),
         )
 
 

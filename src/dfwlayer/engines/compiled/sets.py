@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,14 @@ from dfwlayer.engines.compiled.kernels import ball, nearest, place, power, searc
 from dfwlayer.engines.compiled.kernels.constants import FLATTEST, STEEPEST
 from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
-from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results, Sets
+from dfwlayer.engines.compiled.results import (
+    NO_FACTORS,
+    Adjoint,
+    Arrays,
+    Limits,
+    Results,
+    Sets,
+)
 from dfwlayer.engines.compiled.threads import spread
 
 __all__ = ["KEPT", "Polytopes", "sets_of"]
@@ -53,24 +60,26 @@ class Polytopes:
     parts: tuple[Value, ...]
     bodies: Array  # (·, k, n + 2)
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return tuple(part if isinstance(part, Tensor) else None for part in self.parts)
+        return tuple([part if isinstance(part, Tensor) else None for part in self.parts])
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
         P, q, _, _ = objective
-        found = Results.blank(batch, n, k, np.int8, np.float64)
-        if batch == 1 and P.size > 0:
-            found = found._replace(factors=np.empty(P.shape))
-        results = *found[:3], *found.face, found.multipliers
+        places, sides = np.empty((batch, n), np.int8), np.empty((batch, n))
+        values, codes = np.zeros((2, batch)), np.zeros((2, batch), np.int64)
+        x, forces = np.empty((batch, n)), np.zeros((batch, k))
+        factors = np.empty(P.shape) if batch == 1 and P.size else NO_FACTORS
+        found = Results(x, values, codes, forces, (places, sides), factors)
+        results = x, values, codes, places, sides, forces
         if self.projects(P):
-            near = q, self.bodies, self.plan.blocks, *limits[:2], *results
-            spread(lambda first, end: nearest.search(first, end, *near), batch, 40 * n)
+            near = self.bodies, self.plan.blocks, *limits[:2]
+            spread(nearest.search, batch, 40 * n, q, *near, *results)
             return found
-        given = *objective, self.bodies, self.plan.blocks, start, *limits, *results, found.factors
+        given = *objective, self.bodies, self.plan.blocks, start, *limits
         cost = 15 * n * n + n**3 // 3 + 1000 * n
-        spread(lambda first, end: search.search(first, end, *given), batch, cost)
+        spread(search.search, batch, cost, *given, *results, factors)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
@@ -78,11 +87,10 @@ class Polytopes:
         out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), np.empty((batch, n)))
         face = found.codes, *found.face, found.multipliers
         if self.projects(P):
-            near = self.bodies, *face, v, *out
-            spread(lambda first, end: nearest.adjoint(first, end, *near), batch, 10 * n)
+            spread(nearest.adjoint, batch, 10 * n, self.bodies, *face, v, *out)
             return out
         given = P, self.bodies, eps, *face, v, *out, found.factors
-        spread(lambda first, end: search.adjoint(first, end, *given), batch, n**3 // 6 + 100 * n)
+        spread(search.adjoint, batch, n**3 // 6 + 100 * n, *given)
         return out
 
     def envelope(self, found: Results, g: Array) -> Adjoint:
@@ -139,14 +147,14 @@ class Balls:
         n = start.shape[1]
         found = Results.blank(batch, n, 1)
         given = *objective, self.weights, self.radii, start, *limits, *found[:4]
-        spread(lambda first, end: ball.search(first, end, *given), batch, 2 * n**3 + 500 * n)
+        spread(ball.search, batch, 2 * n**3 + 500 * n, *given)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         u, nu = np.empty(v.shape), np.empty(found.multipliers.shape)
         given = P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers, v, u, nu
         batch, n = v.shape
-        spread(lambda first, end: ball.adjoint(first, end, *given), batch, n**3 // 3 + 100 * n)
+        spread(ball.adjoint, batch, n**3 // 3 + 100 * n, *given)
         return Adjoint(u, nu, None)
 
     def envelope(self, found: Results, g: Array) -> Adjoint:
@@ -178,12 +186,7 @@ class Powers(Balls):
         n = start.shape[1]
         found = Results.blank(batch, n, 1, np.float64)
         given = self.p, *objective, self.weights, self.radii, start, *limits, *found[:4]
-        unknowns = found.face[0]
-        spread(
-            lambda first, end: power.search(first, end, *given, unknowns),
-            batch,
-            8 * n**3 + 20_000 * n,
-        )
+        spread(power.search, batch, 8 * n**3 + 20_000 * n, *given, found.face[0])
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
@@ -191,7 +194,7 @@ class Powers(Balls):
         at = found.codes, found.multipliers, *found.face
         given = self.p, P, self.weights, self.radii, eps, *at, v, u, nu
         batch, n = v.shape
-        spread(lambda first, end: power.adjoint(first, end, *given), batch, n**3 // 2 + 200 * n)
+        spread(power.adjoint, batch, n**3 // 2 + 200 * n, *given)
         return Adjoint(u, nu, None)
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
+from typing import Any
 
 import torch
 
@@ -16,19 +17,20 @@ WORTH = 200_000  # operations, about a tenth of a millisecond, below which a thr
 _pools: dict[int, ThreadPoolExecutor] = {}  # by process, as threads do not survive a fork
 
 
-def spread(run: Callable[[int, int], None], count: int, operations: int) -> None:
-    """Call run(first, end) for parts of range(count), each of so many operations in all."""
-    parts = min(count, count * operations // WORTH)
+def spread(run: Callable[..., None], count: int, operations: int, *given: Any) -> None:
+    """Call run(first, end, *given) for parts of range(count), each of so many operations in all."""
+    parts = min(count, count * operations // WORTH) if count > 1 else 1
     if parts > 1:
         parts = min(parts, torch.get_num_threads())
     if parts < 2:
-        run(0, count)
+        run(0, count, *given)
         return
     ends = [count * i // parts for i in range(parts + 1)]
     futures = [
-        _pool().submit(copy_context().run, run, ends[i], ends[i + 1]) for i in range(1, parts)
+        _pool().submit(copy_context().run, run, ends[i], ends[i + 1], *given)
+        for i in range(1, parts)
     ]
-    run(0, ends[1])
+    run(0, ends[1], *given)
     wait(futures)
     for future in futures:
         future.result()

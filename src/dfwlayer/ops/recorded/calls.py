@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.recorded.text import described, rebuilt
-from dfwlayer.ops.tracing import recording, refuse_recording, refuse_tracing
+from dfwlayer.ops.tracing import recording, refuse_recording, refuse_tracing, undisturbed
 
 __all__ = ["CALLS", "Call", "called", "recordable", "uncompiled"]
 
@@ -24,6 +24,11 @@ CALLS: dict[str, Call] = {}
 Pull = Callable[[Tensor, Sequence[bool]], Sequence[Tensor | None]]
 Direct = Callable[..., tuple[Tensor, Pull] | None]
 
+# what a compiler does about the frames of this thread, None for nothing: an optimiser loads it,
+# too, and keeping it away takes longer than asking; where PyTorch does not tell, it may be there
+_follower: Callable[[], Any] = getattr(
+    torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
+)
 _HALF = (torch.float16, torch.bfloat16)
 
 # before 2.8 there is no place for a message
@@ -87,6 +92,8 @@ def recordable(
 
         @wraps(fn)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            if undisturbed() and ("torch._dynamo" not in sys.modules or _follower() is None):
+                return fn(*args, **kwargs)
             if recording():
                 parts_there = _recorded(name, args, kwargs)
                 if parts_there is not None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.recorded.calls import CALLS, called
+from dfwlayer.ops.recorded.calls import CALLS, Call, called
 from dfwlayer.ops.tracing import eager_now
 
 __all__ = ["CALL", "DERIVED", "UNSAFE", "Operator"]
@@ -113,15 +113,17 @@ def _with_graph(
     ticket: Tensor, tensors: Sequence[Tensor], needs: Sequence[bool], text: str
 ) -> list[Tensor]:
     """The parts of a call, of which what a gradient needs is kept."""
-    leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
-    what, args, named = called(text, leaves)
-    if what.direct is not None:
+    if _named(text).direct is not None:
+        what, args, named = called(text, [t.detach() if t.requires_grad else t for t in tensors])
+        assert what.direct is not None
         direct = what.direct(*args, **named)
         if direct is not None:
             x, back = direct
             every = range(len(tensors))
             _keep(ticket, lambda _, v, wanted: back(v[0], [i in wanted for i in every]), needs)
             return [x]
+    leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+    what, args, named = called(text, leaves)
     parts = what.parts(what.run(*args, **named))
     smooth = parts[: what.smooth]
 
@@ -245,23 +247,30 @@ def _derived(inputs: list[Tensor], ticket: Tensor | None, text: str) -> list[Ten
 
 def _work_derived(inputs: list[Tensor], ticket: Tensor | None, text: str) -> list[Tensor]:
     program = _literal(text)
-    with eager_now(), torch.enable_grad():
+    before = torch.is_grad_enabled()
+    with eager_now():
         plain = [t.detach() if t.requires_grad else t for t in inputs]
         kept = None if ticket is None else _kept.get(ticket.untyped_storage()._cdata)
-        found = None if kept is None else _redeemed(kept, program, plain)
-        return _separate(_function(program)(*plain) if found is None else found, plain)
+        try:  # by these calls and not in a context, as compiled programs come here in every step
+            torch._C._set_grad_enabled(False)
+            found = None if kept is None else _redeemed(kept, program, plain)
+            if found is None:
+                torch._C._set_grad_enabled(True)
+                found = _function(program)(*plain)
+        finally:
+            torch._C._set_grad_enabled(before)
+        return _separate(found, plain)
 
 
 def _redeemed(kept: _Kept, program: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """The gradient that eager mode has, None where another one is asked for."""
+    """The gradient that eager mode has, None where another one is asked for; without a graph."""
     _, given, wanted, carry = program
     smooth = _smooth(carry[2])
     own = [i - smooth for i in wanted]
     if not all(kept.needs[i] for i in own):
         return None
     tensors = inputs[len(given) + smooth :]
-    with torch.no_grad():
-        found = kept.pull(given, inputs[: len(given)], own)
+    found = kept.pull(given, inputs[: len(given)], own)
     return [torch.zeros_like(tensors[i]) if (g := found[i]) is None else g for i in own]
 
 
@@ -364,10 +373,15 @@ def _literal(text: str) -> Any:
 
 
 @lru_cache(maxsize=1024)
+def _named(text: str) -> Call:
+    """The function of a call."""
+    name: str = ast.literal_eval(text)[1][0][1]
+    return CALLS[name]
+
+
 def _smooth(text: str) -> int:
     """How many parts of a call's result have gradients."""
-    name: str = ast.literal_eval(text)[1][0][1]
-    return CALLS[name].smooth
+    return _named(text).smooth
 
 
 class Operator(NamedTuple):

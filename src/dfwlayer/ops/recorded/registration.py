@@ -15,6 +15,7 @@ from dfwlayer.ops.recorded.operators import CALL, DERIVED, UNSAFE, Operator
 
 __all__: list[str] = []
 
+_PLAIN = frozenset((Tensor, nn.Parameter))
 _TAGS = (torch.Tag.pt2_compliant_tag, *(() if UNSAFE is None else (UNSAFE,)))
 
 torch.library.define(
@@ -41,14 +42,13 @@ def _below(
 
 def _above(operator: Operator, keys: Any, tensors: list[Tensor], *rest: Any) -> list[Tensor]:
     """The kernel of autograd."""
-    modes = torch._C._len_torch_dispatch_stack()
-    inside = torch._C._are_functorch_transforms_active()
-    kinds = (type(t) for t in tensors)
-    plain = not modes and not inside and all(k is Tensor or k is nn.Parameter for k in kinds)
     if forward_ad._current_level >= 0:
         _refuse_tangents(tensors)
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
         # in a compiled program there is nothing to be done on the way
+        modes = torch._C._len_torch_dispatch_stack()
+        inside = torch._C._are_functorch_transforms_active()
+        plain = not modes and not inside and _PLAIN.issuperset(map(type, tensors))
         return operator.work(tensors, *rest) if plain else _below(operator, keys, tensors, rest)
     allowed = torch._C._functorch.get_single_level_autograd_function_allowed()
     torch._C._functorch.set_single_level_autograd_function_allowed(True)

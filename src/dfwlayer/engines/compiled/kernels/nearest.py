@@ -120,6 +120,31 @@ def _value(x, z, g):
 
 
 @kernel
+def _middle(body, z, at, noise):
+    """The middle of the multipliers that keep all coordinates at the bounds they are next to.
+
+    That is where bounds alone fulfil an equation, like caps that add up to the total: a coordinate
+    stays at its lower bound l for m a ≥ z − l, and at its upper one u for m a ≤ z − u. NaN where
+    one is between its bounds, or the multipliers have no end on one side.
+    """
+    low, high, slopes = body[table.LOWER], body[table.UPPER], body[table.ROWS]
+    least, most = -np.inf, np.inf
+    for i in range(len(z)):
+        if low[i] == high[i]:
+            continue
+        y = z[i] - at * slopes[i]
+        below = y <= low[i] + noise
+        if not (below or y >= high[i] - noise):
+            return np.nan
+        a, end = slopes[i], z[i] - (low[i] if below else high[i])
+        if a != 0 and below == (a > 0):
+            least = max(least, end / a)
+        elif a != 0:
+            most = min(most, end / a)
+    return 0.5 * (least + most) if -np.inf < least < most < np.inf else np.nan
+
+
+@kernel
 def _row(body):
     """Whether there is a row, and whether it is a budget."""
     tied = len(body) > table.ROWS
@@ -141,12 +166,21 @@ def _locate(body, z, largest, x, places, sides):
         steep = abs(at) * _steepest(slopes, n)
     noise = CLEAR * ROUNDING * DOUBLE * (2 * largest + 2 * steep)
     low, high = body[table.LOWER], body[table.UPPER]
+    corner = False
     if budget:
         doubts = _within(low, high, slopes, at, z, x, places, sides, noise)
         if at > 0 and steep <= noise:
             return at, outcome.DOUBTED
     else:
         doubts = _between(low, high, slopes, at, z, x, places, noise)
+        if tied and (doubts > 0 or not _moves(slopes, places) > 0):
+            # the multiplier that was found may be the end of many
+            middle = _middle(body, z, at, noise)
+            if np.isnan(middle):
+                return at, outcome.DOUBTED
+            at, corner = middle, True
+            noise = CLEAR * ROUNDING * DOUBLE * 2 * (largest + abs(at) * _steepest(slopes, n))
+            doubts = _between(low, high, slopes, at, z, x, places, noise)
     if doubts > 0:
         return at, outcome.DOUBTED
     if budget and at == 0:
@@ -155,6 +189,12 @@ def _locate(body, z, largest, x, places, sides):
             total += slopes[i] * abs(x[i])
         if total > (1 - CLEAR * ROUNDING * DOUBLE) * body[table.ROWS, table.TOTAL]:
             return at, outcome.DOUBTED
+    elif corner:
+        total, size = total_of(body, table.ROWS, x)
+        target = body[table.ROWS, table.TOTAL]
+        if not abs(total - target) <= ROUNDING * DOUBLE * (size + abs(target)):
+            return at, outcome.LOST
+        return at, outcome.TIED
     elif tied:
         moves = _moves(slopes, places)
         if not moves > 0:
@@ -186,8 +226,9 @@ def _on_disk(stamp):
             largest = _negated(q[own(b, q)], z)
             if not fine or np.isnan(largest):
                 continue
-            at, codes[0, b] = _locate(body, z, largest, point, places[b], sides[b])
-            if codes[0, b] != outcome.SOLVED:
+            at, code = _locate(body, z, largest, point, places[b], sides[b])
+            codes[0, b] = code
+            if code != outcome.SOLVED and code != outcome.TIED:
                 continue
             if not settle(body, blocks, places[b], point, eps, sides[b]):
                 codes[0, b] = outcome.UNSETTLED
@@ -244,7 +285,7 @@ def _pull(slopes, budget, sides, places, v):
         side = sides[i] if budget else 1.0
         along += a * side * v[i]
         across += a * a
-    return along / across
+    return along / across if across > 0 else 0.0
 
 
 @summing

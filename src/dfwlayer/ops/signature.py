@@ -1,0 +1,77 @@
+"""What the calls of a loop have in common, so that it is checked in the first one only.
+
+Two calls with one signature differ in the values of their tensors, and in nothing else that a check
+of types, shapes, dtypes, devices, numbers and settings could see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from dfwlayer.ops.tensors import PLAIN, field_names
+
+__all__ = ["Known", "Signature", "signature_of"]
+
+_T = TypeVar("_T")
+
+
+class Signature(NamedTuple):
+    """Of a call."""
+
+    key: tuple[Hashable, ...]
+    tensors: list[Tensor]  # as `dfwlayer.ops.tensors.tensors_in` finds them
+    versions: list[int]  # of these, as `dfwlayer.ops.tensors.versions_of` tells them
+    numbers: bool  # the second object has no tensors
+
+
+def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signature | None:
+    """That of two dataclasses and some settings; None unless they hold plain tensors and numbers.
+
+    Tensors of another type have answers of their own to any question, and objects other than
+    numbers, strings and None may change. Equal values of different types, like 1 and True, differ.
+    """
+    kinds = tuple(map(type, settings))
+    if not PLAIN.issuperset(kinds):
+        return None
+    key: list[Hashable] = [settings, kinds]
+    tensors: list[Tensor] = []
+    versions: list[int] = []
+    before = 0
+    for part in (first, second):
+        whole: type = type(part)
+        own, names = getattr(part, "__dict__", None), field_names(whole)
+        if own is None or len(own) != len(names):  # it holds more than its fields, or has none
+            return None
+        before = len(tensors)
+        key.append(whole)
+        for name in names:
+            value = own.get(name, key)
+            kind: type = type(value)
+            if kind is Tensor or kind is Parameter:
+                tensors.append(value)
+                versions.append(0 if value.is_inference() else value._version)
+                key += (value.shape, value.dtype, value.layout, value.device)
+            elif kind in PLAIN:
+                key += (kind, value)
+            else:
+                return None
+    return Signature(tuple(key), tensors, versions, len(tensors) == before)
+
+
+class Known(Generic[_T]):
+    """What was found out about the last signatures, at most so many of them."""
+
+    def __init__(self, most: int = 256) -> None:
+        self.most = most
+        self.found: dict[Hashable, _T] = {}
+        self.get = self.found.get
+
+    def keep(self, key: Hashable, found: _T) -> None:
+        """For the calls to come."""
+        if len(self.found) >= self.most:
+            self.found.clear()
+        self.found[key] = found
