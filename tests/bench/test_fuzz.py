@@ -336,6 +336,8 @@ def test_nothing_heavy_is_imported() -> None:
             20261118,
             2316,
         ),  # an ill-conditioned face of a ball and a box, met to 100 units of rounding
+        (20261118, 630),  # f is zero where a search over rows begins
+        (9191, 83),  # a linear function that is least at zero, in units of 1e25
     ],
 )
 def test_batches_that_failed_once_pass(seed: int, index: int) -> None:

@@ -108,9 +108,15 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     model = _model(problem, walk.x)
     terms = ((model.terms(last) + model.linear.abs()) * last.abs()).sum(-1).reshape(here.shape)
     blur = 4 * torch.finfo(x.dtype).eps * (here.abs() + terms)
-    arrived = found.exact & ~walk.going & (ahead <= here + blur).reshape(-1)
+    known = found.exact & ~walk.going
+    arrived = known & (ahead <= here + blur).reshape(-1)
     at = torch.where(arrived.reshape(here.shape).unsqueeze(-1), there, walk.x)
-    status = torch.where(~arrived & (status == FLOOR), int(Status.STALLED), status)
+    # where no slope leads to a minimiser that rounding has moved, x is one itself
+    falls = model.gradient(last) * (found.x - last)
+    size = here.abs().reshape(-1) + falls.abs().sum(-1)
+    resting = known & (-falls.sum(-1) <= 4 * torch.finfo(x.dtype).eps * size)
+    lost = ~arrived & ~resting & (status == FLOOR)
+    status = torch.where(lost, int(Status.STALLED), status)
     wide = torch.where(arrived.unsqueeze(-1), found.x, last)
     # f may bend elsewhere than its model did
     model = _model(problem, at)
@@ -204,7 +210,8 @@ def _outcome(
     at = x.double().reshape(found.x.shape)
     value, gradient = problem.objective.value_and_gradient(x)
     slope = model.gradient(at)
-    gap = found.gap(at, slope)
+    # multipliers are those of a minimiser that rounding has moved; without a slope none are needed
+    gap = torch.where((slope == 0).all(-1), 0, found.gap(at, slope))
     gap = torch.where((status == Status.NOT_CONVEX) | found.empty | found.endless, torch.inf, gap)
     least = value.double().reshape(-1).abs().clamp_min(torch.finfo(x.dtype).tiny)
     proven = (gap <= settings.tol * least) & (found.missed <= FEASIBLE)

@@ -13,12 +13,12 @@ from dfwlayer.constraints.composed.members import ROUNDING, Forces, Members, row
 from dfwlayer.linalg.bordered import bordered
 from dfwlayer.linalg.quadratic import Saddle
 from dfwlayer.ops.matrices import times
-from dfwlayer.ops.rows import column
+from dfwlayer.ops.rows import column, norm, or_one
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["Contact", "across", "in_contact"]
 
-STEPS = 10
+STEPS = 16
 
 
 class Contact(NamedTuple):
@@ -39,17 +39,32 @@ class Held(NamedTuple):
     rows: Tensor  # (B, m), of G
 
 
-def in_contact(members: Members, x: Tensor, points: Tensor, forces: Forces) -> Contact:
-    """Minimise f on the faces that forces tell at the points (S, B, n) of the sets next to x."""
+def in_contact(
+    members: Members,
+    x: Tensor,  # (B, n)
+    points: Tensor,  # (S, B, n)
+    forces: Forces,
+    size: Tensor,  # (B,)
+) -> Contact:
+    """Minimise f on the faces that forces tell at the points of the sets next to x.
+
+    ``size`` is how large x may be: what a slack is measured by where f does not bend, as x itself
+    may be zero. A force below the rounding of ∇f counts as none, unless without it x ends outside:
+    what keeps x in its set is a force, however small f is.
+    """
     program = members.program
     curvature = program.P.diagonal(dim1=-2, dim2=-1).expand_as(x)
     firm = curvature.mean(-1, keepdim=True)
-    firm = torch.where(firm > 0, firm, 1)
+    slope = program.q.abs().amax(-1, keepdim=True)
+    firm = torch.where(firm > 0, firm, or_one(slope / or_one(size).unsqueeze(-1)))
+    nudge = torch.zeros_like(forces.sets)  # (S, B, n), rounding of ∇f towards the outside
     for _ in range(STEPS):
         noise = ROUNDING * (curvature * x.abs() + program.q.abs()).amax(-1, keepdim=True)
-        scale = Scale(curvature, noise.expand_as(x))
+        needed = (nudge != 0).any(-1, keepdim=True)
+        felt = torch.where(needed, 0, noise).expand_as(nudge)
         faces = [
-            part.face(points[i], -forces.sets[i], scale) for i, part in enumerate(members.sets)
+            part.face(points[i], -(forces.sets[i] + nudge[i]), Scale(curvature, felt[i]))
+            for i, part in enumerate(members.sets)
         ]
         held = _held(members, faces, x, forces, firm)
         pinned = [across(face) for face in faces]
@@ -59,8 +74,17 @@ def in_contact(members: Members, x: Tensor, points: Tensor, forces: Forces) -> C
         x, multipliers = held.at + u, given + change
         forces = _split(members, faces, pinned, forces, held, N, multipliers, x)
         points = torch.stack([part.retract(x) for part in members.sets]) if faces else points
-        far = u.abs().amax(-1) > ROUNDING * (x.abs().amax(-1) + 1e-300)
-        if not bool(far.any()):
+        rounding = ROUNDING * (x.abs().amax(-1) + 1e-300)
+        if not faces:
+            over = nudge
+        else:
+            idle = (forces.sets == 0).all(-1)  # (S, B)
+            out = torch.stack([part.violation(x) for part in members.sets]) > rounding
+            over = torch.where((idle & out).unsqueeze(-1), x - points, 0)
+        if bool((over != 0).any()):
+            forces = forces._replace(sets=forces.sets + firm * over)
+            nudge = torch.where(over != 0, noise * over / or_one(norm(over).unsqueeze(-1)), nudge)
+        elif not bool((u.abs().amax(-1) > rounding).any()):
             break
     x = members.clipped(x)  # rounding of a zero may be outside by as much as it is
     return Contact(x, forces, _proven(members, x, forces))

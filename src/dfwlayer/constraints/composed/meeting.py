@@ -31,6 +31,7 @@ FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
 INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow
 ENOUGH = 1e-4  # of the decrease that a slope promises
 SHORTEST = 2.0**-16  # step of a line search
+AGAIN = 12  # steps after which the faces are tried wherever they are
 PATIENCE = 4  # steps that do not lead down, after which rounding is all that is left
 CLOSE = 1e-2  # distance of the members, relative, at which their faces are first tried
 NEAR = 1e-9  # the same at which ρ is large enough
@@ -115,7 +116,7 @@ def _met(members: Members, most: int) -> Meeting:
     zero = (q == 0).all(-1) & (members.missed(torch.zeros_like(q)) == 0) & ~crossed
     x = torch.where(zero.unsqueeze(-1), 0, state.x)
     best = Meeting(x, state.forces, zero, crossed, steps, members)
-    for _ in range(min(most, STEPS)):
+    for step in range(min(most, STEPS)):
         left = ~(best.exact | best.empty)[state.places] & (state.stuck < PATIENCE)
         if not bool(left.all()):
             best = _put(state, best)
@@ -123,7 +124,7 @@ def _met(members: Members, most: int) -> Meeting:
                 return best
             state = state.some(left.nonzero().squeeze(-1))
         best = best._replace(steps=best.steps.index_add(0, state.places, one[: len(state.places)]))
-        state, best = _follow(state, best)
+        state, best = _follow(state, best, step % AGAIN == AGAIN - 1)
         state = _stepped(state, (best.exact | best.empty)[state.places])
     return _put(state, best)
 
@@ -175,26 +176,33 @@ def _extent(members: Members, x: Tensor) -> Tensor:  # (B,)
     return torch.where(torch.isfinite(least), least, torch.where(largest > 0, largest, 1))
 
 
-def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
-    """Let forces follow where φ is about minimal, and try the faces there."""
+def _follow(state: _State, best: Meeting, anyway: bool) -> tuple[_State, Meeting]:
+    """Let forces follow where φ is about minimal, and try the faces there.
+
+    ``anyway`` tries them wherever the members are close: steps may go to and fro between the two
+    sides of a face along which f hardly bends.
+    """
     look, rho = state.look, state.rho.squeeze(-1)
     program = state.members.program
     steep = look.slope.abs().amax(-1)
     extent = state.x.abs().amax(-1)
     terms = program.absolute().gradient(state.x.abs()).amax(-1) + look.forces.largest()
-    terms = terms + rho * extent
+    # forces that are this small are none to a face, whose normal may have n equal entries
+    terms = state.members.n**0.5 * (terms + rho * extent)
     ready = steep <= torch.maximum(INEXACT * rho * look.missed, ROUNDING * terms)
-    ready = ready & ~(best.exact | best.empty)[state.places]
-    if not bool(ready.any()):
+    left = ~(best.exact | best.empty)[state.places]
+    ready = ready & left
+    if not bool((left if anyway else ready).any()):
         return state, best
     size = torch.maximum(extent, look.forces.largest() / rho) + 1e-300
-    near = ready & (look.missed <= CLOSE * size) & (state.turns >= state.due)
+    near = left if anyway else ready & (state.turns >= state.due)
+    near = near & (look.missed <= CLOSE * size)
     turns = state.turns + ready
     due = torch.where(near, turns + turns // 2, state.due)
     if bool(near.any()):
         kept = near.nonzero().squeeze(-1)
         part = state if bool(near.all()) else state.some(kept)
-        found = in_contact(part.members, part.x, part.look.points, part.look.forces)
+        found = in_contact(part.members, part.x, part.look.points, part.look.forces, part.size)
         index = part.places
         mask = found.exact.unsqueeze(-1)
         best = best._replace(
@@ -210,7 +218,7 @@ def _follow(state: _State, best: Meeting) -> tuple[_State, Meeting]:
     grown = torch.minimum(grown, torch.maximum(state.rho, _cap(state)))
     again = state.members.look(state.x, forces, grown)
     # faces that did not serve where nothing is missed will not serve later
-    stuck = state.stuck + (near & (look.missed <= ROUNDING * size)) * (PATIENCE // 2)
+    stuck = state.stuck + (ready & near & (look.missed <= ROUNDING * size)) * (PATIENCE // 2)
     state = state._replace(forces=forces, rho=grown, look=again)
     return state._replace(turns=turns, due=due, stuck=stuck), best
 

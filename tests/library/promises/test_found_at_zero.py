@@ -1,0 +1,88 @@
+"""What random problems found where f* is zero, or all but zero beside its terms."""
+
+import pytest
+import torch
+
+import dfwlayer as dfw
+from dfwlayer.engines import compiled
+
+F64 = torch.float64
+ENGINES = [pytest.param(True, id="compiled"), pytest.param(False, id="tensors")]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(3)
+
+
+def arrived(sol):
+    return (sol.status == dfw.Status.CONVERGED) | (sol.status == dfw.Status.ROUNDING_FLOOR)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("value", [1e-15, 1.0, 1e15])
+def test_a_linear_function_that_is_least_at_zero(engine, length, value):
+    """x is zero and f has no curvature: the set is all there is to measure a slack by."""
+    rows, n = 24, 5
+    q = torch.zeros(rows, n, dtype=F64)
+    slopes = value / length * (1 + torch.rand(rows, dtype=F64))
+    q[torch.arange(rows), torch.arange(rows) % n] = slopes
+    lower = torch.where(q > 0, 0, -torch.rand(rows, n, dtype=F64) * length)
+    upper = (1 + torch.rand(rows, n, dtype=F64)) * length
+    radius = (1 + torch.rand(rows, dtype=F64)) * length
+    P = torch.zeros(rows, n, n, dtype=F64)
+    cut = dfw.Intersection(dfw.LpBall(2, radius), dfw.Box(lower, upper))
+    with compiled.using(engine):
+        sol = dfw.solve(dfw.Quadratic(P, q), cut)
+    assert arrived(sol).all()
+    assert (sol.value.abs() <= 1e-14 * value).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["squares", "quadratic", "smooth"])
+def test_fits_that_a_ball_leaves_out_by_little(engine, kind):
+    """The force that keeps x inside is of the size of ∇f's rounding, and needed all the same."""
+    rows, n = 48, 3
+    A, x = torch.randn(rows, n + 1, n, dtype=F64), torch.randn(rows, n, dtype=F64)
+    b = (A @ x.unsqueeze(-1)).squeeze(-1)
+    off = 10 ** (-9 - 6 * torch.rand(rows, dtype=F64))
+    radius = x.norm(dim=-1) * (1 - off)
+    reach = torch.rand(2, rows, n, dtype=F64)
+    cut = dfw.Intersection(dfw.LpBall(2, radius), dfw.Box(x - reach[0], x + reach[1]))
+    if kind == "squares":
+        f = dfw.LeastSquares(A, b)
+    elif kind == "quadratic":
+        f = dfw.Quadratic(A.mT @ A, -(A.mT @ b.unsqueeze(-1)).squeeze(-1))
+    else:
+        f = dfw.Smooth(lambda x, A, b: 0.5 * (torch.linalg.vecdot(A, x.unsqueeze(-2)) - b)
+                       .square().sum(-1), A, b, shape=(n,))  # fmt: skip
+    with compiled.using(engine):
+        sol = dfw.solve(f, cut)
+    assert arrived(sol).all()
+    moved = (sol.x - x).norm(dim=-1)
+    sizes = torch.linalg.svdvals(A)
+    condition = (sizes[:, 0] / sizes[:, -1]) ** 2
+    assert (moved <= condition * (off + 1e-14) * x.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("kind", ["squares", "quadratic"])
+@pytest.mark.parametrize("condition", [1e5, 1e7, 1e9])
+def test_ill_conditioned_fits_on_the_edge_of_a_ball_and_a_box(kind, condition):
+    """Steps go to and fro between the inside of the ball and its face, along which f hardly bends.
+
+    Compiled code has other steps for these.
+    """
+    rows, n = 32, 7
+    Q = torch.linalg.qr(torch.randn(rows, n, n, dtype=F64))[0]
+    A = condition ** (-0.5 * torch.linspace(0, 1, n, dtype=F64)).unsqueeze(-1) * Q
+    x = torch.randn(rows, n, dtype=F64)
+    b = (A @ x.unsqueeze(-1)).squeeze(-1)
+    lower, upper = x - torch.rand(rows, n, dtype=F64), x + torch.rand(rows, n, dtype=F64)
+    cut = dfw.Intersection(dfw.LpBall(2, x.norm(dim=-1) * (1 - 1e-6)), dfw.Box(lower, upper))
+    f = dfw.LeastSquares(A, b)
+    if kind == "quadratic":
+        f = dfw.Quadratic(A.mT @ A, -(A.mT @ b.unsqueeze(-1)).squeeze(-1))
+    with compiled.using(False):
+        sol = dfw.solve(f, cut)
+    assert arrived(sol).all()
