@@ -7,12 +7,13 @@ import torch
 import dfwlayer as dfw
 from dfwlayer.engines.compiled.background import using
 from dfwlayer.engines.compiled.interior import walked
+from dfwlayer.engines.compiled.kernels import ordering
 from dfwlayer.linalg.quadratic import Program, Thin, homogeneous, minimise, solver
 from dfwlayer.linalg.quadratic.thin import small_or_thin
 from dfwlayer.linalg.quadratic.units import in_units
-from dfwlayer.linalg.sparse_factor import as_csr, elimination_order
+from dfwlayer.linalg.sparse_factor import as_csr, exact_factor
 
-pytest.importorskip("numba")
+numba = pytest.importorskip("numba")
 pytest.importorskip("scipy")
 
 F64 = torch.float64
@@ -121,11 +122,82 @@ def test_one_small_program_is_seen_as_a_sparse_one_and_a_batch_is_not():
     assert small_or_thin(two) is None
 
 
+def by_rows(matrix):
+    found = as_csr(torch.from_numpy(matrix))
+    start, place = (part.astype(np.int64) for part in (found.indptr, found.indices))
+    return start, place, found.data
+
+
+def filled(matrix, order):
+    """Entries below the diagonal of the factor of a matrix with that pattern."""
+    pattern = (matrix != 0)[np.ix_(order, order)]
+    for j in range(len(order)):
+        below = j + 1 + np.flatnonzero(pattern[j + 1 :, j])
+        pattern[np.ix_(below, below)] = True
+    return int(np.tril(pattern, -1).sum())
+
+
+@numba.njit
+def ordered(P, A, G):
+    return ordering.elimination_order(P, A, G)
+
+
 def test_an_order_keeps_the_factor_of_an_arrow_sparse():
     """The tip, next to all others, has to come last; ahead of them it would fill everything."""
-    n = 30
+    n = 300
     arrow = np.eye(n)
     arrow[0] = arrow[:, 0] = 1
-    order = elimination_order(as_csr(torch.from_numpy(arrow)))
+    none = by_rows(np.zeros((0, n)))
+    order = ordered(by_rows(arrow), none, none)
     assert sorted(order) == list(range(n))
-    assert 0 in order[-2:]
+    assert filled(arrow, order) == n - 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_order_is_as_good_as_that_of_scipy(seed):
+    parts = {name: part.numpy() for name, part in drawn(80, 25, 40, seed).items()}
+    order = ordered(*(by_rows(parts[name]) for name in "PAG"))
+    scaled = thin(**{name: torch.from_numpy(part) for name, part in parts.items()})
+    matrix = scaled.bordered.toarray() != 0
+    size = len(matrix)
+    assert sorted(order) == list(range(size))
+    safe = as_csr(torch.from_numpy(np.where(matrix, -1.0, 0.0) + 2 * size * np.eye(size)))
+    other = np.argsort(exact_factor(safe.tocsc()).perm_c)
+    assert filled(matrix, order) <= 1.15 * filled(matrix, other)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_minimiser_on_the_face_comes_with_the_steps(seed, monkeypatch):
+    """Tensor operations have no face to look for where compiled code has found it."""
+
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(solver, "on_face", never)
+    found = minimise(thin(**drawn(150, 40, 60, seed)))
+    assert bool(found.exact)
+
+
+def test_multipliers_that_are_large_are_reached(monkeypatch):
+    """From a start of size one the steps would get shorter and shorter.
+
+    The second differences of x are to be at most zero, against an x that f would have curved
+    upwards: the multipliers are sums of sums.
+    """
+    n = 300
+    monkeypatch.setattr(solver, "interior", lambda *_: pytest.fail("steps by tensor operations"))
+    G = torch.zeros(n - 2, n, dtype=F64)
+    for i in range(n - 2):
+        G[i, i : i + 3] = torch.tensor([1.0, -2.0, 1.0], dtype=F64)
+    time = torch.linspace(0, 1, n, dtype=F64)
+    free = torch.full((n,), INF, dtype=F64)
+    none = torch.zeros(0, n, dtype=F64)
+    program = thin(
+        torch.eye(n, dtype=F64), -(time**2), G, 0 * G[:, 0], none, none[:, 0], -free, free
+    )
+    found = minimise(program)
+    assert bool(found.exact)
+    # the straight line next to t²
+    line = torch.stack((torch.ones_like(time), time), -1)
+    fit = line @ torch.linalg.lstsq(line, time**2).solution
+    torch.testing.assert_close(found.x[0], fit, rtol=0, atol=1e-9)

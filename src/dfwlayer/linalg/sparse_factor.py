@@ -15,7 +15,6 @@ from dfwlayer.linalg.sparse import SparseMatrix
 __all__ = [
     "as_csr",
     "available",
-    "elimination_order",
     "exact_factor",
     "factor",
     "module",
@@ -39,11 +38,21 @@ def module() -> Any:
 def as_csr(matrix: Tensor) -> Any:  # (m, n), dense, COO or CSR
     """SciPy's form of a matrix, in double precision."""
     if matrix.layout == torch.strided:
-        return module().csr_matrix(matrix.detach().double().numpy())
+        return _entries_of(matrix.detach().double().numpy())
     found = SparseMatrix.of(matrix)
     parts = (found.entries.double(), found.pattern.col, found.pattern.crow)
     # a copy: the numbers here may be those of the tensor
     return module().csr_matrix(tuple(part.numpy() for part in parts), matrix.shape, copy=True)
+
+
+def _entries_of(matrix: Any) -> Any:  # (m, n)
+    """By rows what is not zero; NumPy finds that among flags ten times as fast as among numbers."""
+    some = matrix != 0
+    flat = np.flatnonzero(some)
+    begins = np.zeros(len(matrix) + 1, dtype=np.int32)
+    np.cumsum(np.count_nonzero(some, axis=1), out=begins[1:])
+    col = (flat % max(matrix.shape[1], 1)).astype(np.int32)
+    return module().csr_matrix((matrix.ravel()[flat], col, begins), matrix.shape)
 
 
 def no_entries(n: int) -> Any:
@@ -76,18 +85,6 @@ def exact_factor(matrix: Any, pivot: float = 0.0) -> Any:
         diag_pivot_thresh=pivot,
         options={"SymmetricMode": True, "Equil": False},
     )
-
-
-def elimination_order(matrix: Any) -> Any:  # (n, n), symmetric -> (n,)
-    """An order of rows and columns in which factors have few entries, by minimum degree.
-
-    It follows from where entries are; their values here are such that any order has a factor.
-    """
-    pattern = matrix.tocsr().astype(np.float64)
-    pattern.data = np.ones_like(pattern.data)
-    size = np.asarray(pattern.sum(1)).ravel() + 1
-    found = exact_factor((module().diags(2 * size) - pattern).tocsc())
-    return np.argsort(found.perm_c).astype(np.int64)
 
 
 def positive_factor(matrix: Any) -> Any:

@@ -12,11 +12,8 @@ from dfwlayer.engines.compiled.background import NotCompiledError, busy, mode, s
 from dfwlayer.engines.compiled.kernels import barrier
 from dfwlayer.linalg.quadratic.homogeneous import Interior
 from dfwlayer.linalg.quadratic.thin import Thin
-from dfwlayer.linalg.sparse_factor import elimination_order
 
 __all__ = ["walked"]
-
-NEAR = 1e-8  # of a solution: residuals and gap, relative
 
 
 def walked(program: Thin, most: int) -> Interior | None:
@@ -36,6 +33,7 @@ def _walked(program: Thin, most: int) -> Interior | None:
     sizes = program.q.shape[-1], program.b.shape[-1], len(limits), len(limits)
     found = tuple(np.zeros(size) for size in sizes)
     holds = np.zeros(len(limits), np.bool_)
+    corner = tuple(np.zeros(size) for size in sizes[:3])
     matrices = (_by_rows(matrix) for matrix in (program.P, program.A, program.G))
     off, steps = barrier.walk(
         *matrices,
@@ -43,17 +41,18 @@ def _walked(program: Thin, most: int) -> Interior | None:
         program.b[0].numpy(),
         np.where(held, limits, 0.0),
         held,
-        elimination_order(program.bordered),
         most,
         *found,
         holds,
+        corner,
     )
-    if not off <= NEAR:
+    if not off < barrier.NEAR:
         return None
     none = torch.zeros(1, dtype=torch.bool)
     x, nu, z, s, rows = (torch.from_numpy(part).unsqueeze(0) for part in (*found, holds))
     ended = torch.tensor([off], dtype=torch.float64), rows, torch.tensor([steps])
-    return Interior(x, nu, z, s, none, none, *ended)
+    point, prices, forces = (torch.from_numpy(part).unsqueeze(0) for part in corner)
+    return Interior(x, nu, z, s, none, none, *ended, (point, prices, forces))
 
 
 def _by_rows(matrix: Any) -> tuple[Array, Array, Array]:

@@ -22,7 +22,7 @@ __all__ = ["Polyhedra", "polyhedra_of"]
 
 LARGEST = 600  # coordinates
 ENTRIES = 10**6  # of G and A of one problem
-THIN = 10**8  # multiplications before the first step, beyond which sparse factors are faster
+THIN = 12 * 10**6  # multiplications before the first step, beyond which sparse factors are faster
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
 from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
 
-__all__ = ["Corner", "held_by", "on_face"]
+__all__ = ["FEW", "ROUNDS", "Corner", "given", "held_by", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
 FEW = 3  # the same where there is a solution already
@@ -34,11 +34,11 @@ class Corner(NamedTuple):
     exact: Tensor  # (B,), whether all conditions of optimality hold to rounding
 
 
-def on_face(program: Program | Thin, found: Interior) -> Corner:
+def on_face(program: Program | Thin, found: Interior, rounds: int = ROUNDS) -> Corner:
     """Move from the end of interior-point steps onto their face, correct the face, and again.
 
-    Rows with multipliers of the
-    wrong sign are let go and rows that are missed are taken in, until nothing is left to do.
+    Rows with multipliers of the wrong sign are let go and rows that are missed are taken in, until
+    nothing is left to do, in so many rounds at most.
     Problems for which that does not end keep what satisfies the conditions of optimality best.
     """
     held = torch.isfinite(program.limits)
@@ -51,7 +51,7 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
     arrived = first.exact & near & (found.off <= ARRIVED)
     best, least = start._replace(exact=arrived), first.off
     going = near.nonzero().squeeze(-1)
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         if turn == FEW:
             going = going[~arrived[going]]
         if not len(going):
@@ -73,6 +73,22 @@ def on_face(program: Program | Thin, found: Interior) -> Corner:
         active = active.index_copy(0, going, verdict.wanted)
         going = going[open_ended]
     return best
+
+
+def given(program: Program | Thin, found: Interior) -> Corner | None:
+    """The minimiser on the face that came with the end of the steps, if that is a solution."""
+    if found.corner is None:
+        return None
+    held = torch.isfinite(program.limits)
+    x, nu, z = found.corner
+    size = x.abs().amax(-1)
+    if not bool(((size > ROUNDING) & torch.isfinite(size)).all()) or bool(_idle(program, x).any()):
+        return None  # zero may be meant
+    none = torch.zeros_like(found.empty)
+    at = Corner(x, nu, torch.where(held, z, 0), found.holds, none)
+    beside = (x - found.x).abs().amax(-1) <= found.x.abs().amax(-1) + 1
+    exact = _judged(program, at, held).exact & beside & (found.off <= NEAR)
+    return at._replace(exact=exact) if bool(exact.all()) else None
 
 
 def held_by(program: Program | Thin, at: Tensor, active: Tensor) -> Corner:
@@ -151,10 +167,14 @@ def _moved(program: Program | Thin, start: Corner, active: Tensor) -> Corner:
     x = torch.where(_origin(program, x).unsqueeze(-1), 0, x)
     reduced = slope()  # what the bounds have to hold
     z = torch.cat((nu[:, k:], torch.where(above, -reduced, 0), torch.where(below, reduced, 0)), -1)
-    # nothing holds x against an f that is zero
-    idle = (program.absolute().gradient(torch.ones_like(x)) == 0).all(-1, keepdim=True)
+    idle = _idle(program, x)
     nu, z = torch.where(idle, 0, nu), torch.where(idle, 0, z)
     return Corner(x, nu[:, :k], z, active & ~idle, start.exact)
+
+
+def _idle(program: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B, 1)
+    """Where f is zero, and nothing holds x against it."""
+    return (program.absolute().gradient(torch.ones_like(x)) == 0).all(-1, keepdim=True)
 
 
 def _origin(program: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)

@@ -48,6 +48,8 @@ class Interior(NamedTuple):
     off: Tensor  # (B,), largest relative residual or gap of the others
     holds: Tensor  # (B, m + 2n), rows that seem to hold x
     steps: Tensor  # (B,)
+    # x, ν and z of the minimiser on the face of ``holds``, where that is known already
+    corner: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 Walk = Callable[[Thin, int], "Interior | None"]

@@ -212,7 +212,7 @@ class Thin:
     def measured(self, units: Units) -> Thin:
         P, G, A = self._in(units)
         return Thin(
-            P / float(units.cost),
+            P,
             G,
             A,
             self.q * units.x / units.cost,
@@ -223,10 +223,15 @@ class Thin:
         )
 
     def _in(self, units: Units) -> tuple[Any, Any, Any]:
-        d = _diagonal(units.x)
-        P = d @ self.P @ d
-        G, A = _diagonal(1 / units.rows) @ self.G @ d, _diagonal(1 / units.equations) @ self.A @ d
-        return P.tocsr(), G.tocsr(), A.tocsr()
+        x, rows, equations = (part[0].numpy() for part in (units.x, units.rows, units.equations))
+        lefts = x / float(units.cost), 1 / rows, 1 / equations
+        P, G, A = (
+            _within(matrix, left, entries, x)
+            for matrix, left, entries in zip(
+                (self.P, self.G, self.A), lefts, self._entries, strict=True
+            )
+        )
+        return P, G, A
 
     def without(self, fixed: Tensor) -> Thin:
         x = torch.where(fixed, self.upper, 0)
@@ -421,6 +426,12 @@ class ThinFace:
             if off <= 1e-15 * size:
                 break
         return found, least
+
+
+def _within(matrix: Any, left: Any, entries: Entries, right: Any) -> Any:
+    """diag(l) M diag(r) of a CSR matrix."""
+    data = left[entries.row] * matrix.data * right[entries.col]
+    return module().csr_matrix((data, matrix.indices, matrix.indptr), matrix.shape)
 
 
 def _times(matrix: Any, v: Tensor) -> Tensor:

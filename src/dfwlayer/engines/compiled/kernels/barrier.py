@@ -10,7 +10,9 @@ predictor and corrector, by one factor of
 for each step, R₂ being the bounds. ρ and δ are proximal terms around the iterate (Schwan, Jiang,
 Kuhn and Jones, "PIQP", 2023): they vanish with the step, so nothing has to take them back, rows may
 depend on each other, and P may be singular. Where rounding is too much for a factor with terms that
-small, the steps are taken over with larger ones, which refinement then does take back.
+small, the steps are taken over with larger ones, which refinement then does take back. Where the
+multipliers of a solution are large, steps from a start of size one get shorter and shorter: these
+are taken over from a start that is far out.
 
 Programs without a solution are not told from those on which these steps fail: both are left to
 `dfwlayer.linalg.quadratic.homogeneous`.
@@ -23,6 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, kernel
+from dfwlayer.engines.compiled.kernels.ordering import elimination_order
+from dfwlayer.engines.compiled.kernels.settled import settle
 from dfwlayer.engines.compiled.kernels.sparse_system import (
     Parts,
     across,
@@ -34,12 +38,15 @@ from dfwlayer.engines.compiled.kernels.sparse_system import (
     prepared,
 )
 
-__all__ = ["walk"]
+__all__ = ["NEAR", "walk"]
 
 RIDGES = ((1e-11, 1e-9), (1e-8, 1e-8))  # ρ and δ of either walk
+NEAR = 1e-4  # of a solution: residuals and gap, relative, with which there is a face
 ROUGH = 1e-2  # the same for a start, which need not solve anything
-SURE = 1e-9  # residuals and gap, relative, with which the first walk has served
+SURE = 1e-8  # residuals and gap, relative, with which the first walk has served
 LOST = 30  # steps without progress far from a solution
+SHORTENED, CREPT = 8, 0.3  # such steps after which one that is shorter tells that the start was bad
+OUT = 100.0, 1000.0  # times the largest entry of x, and multiplier, of a start that is far out
 # as in `dfwlayer.linalg.quadratic.homogeneous`
 ENOUGH, CLOSE, TOLD, PATIENCE, IDLE, CENTRED = 1e-12, 1e-5, 0.5, 4, 5, 0.3
 BOUNDARY = 0.995  # of the way to where a number would be zero
@@ -161,8 +168,8 @@ def _keep(one, other):
 
 
 @kernel
-def _started(parts, system, weight, at, minus):
-    """From one system with s = −z, both moved to where they are positive."""
+def _started(parts, system, weight, far, at, minus):
+    """From one system with s = −z, both moved to where they are positive, or far from zero."""
     for i in range(len(weight)):
         weight[i] = 1.0 if parts.held[i] else 0.0
     factorised(parts, weight, (ROUGH, ROUGH), True, system)
@@ -173,6 +180,12 @@ def _started(parts, system, weight, at, minus):
         at.s[i] = -at.z[i]
     _positive(at.s, parts.held)
     _positive(at.z, parts.held)
+    if far:
+        slack = OUT[0] * largest(at.x, 1.0)
+        force = OUT[1] * largest(at.z, 1.0)
+        for i in range(len(weight)):
+            if parts.held[i]:
+                at.s[i], at.z[i] = max(at.s[i], slack), max(at.z[i], force)
 
 
 @kernel
@@ -213,8 +226,11 @@ def _stepped(parts, system, at, weight, total, residuals, cycles, room, way):
 
 
 @kernel
-def _walked(parts, system, ridge, proximal, most, least, best, holds):
-    """Walk, and keep what is nearer to a solution than ``least``; how near that is, and steps."""
+def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
+    """Walk, and keep what is nearer to a solution than ``least``.
+
+    How near that is, the steps, and whether they ended as they got shorter and shorter.
+    """
     n, k, every = len(parts.q), len(parts.b), len(parts.limits)
     held = parts.held
     at, way, ahead = _point(n, k, every), _point(n, k, every), _point(n, k, every)
@@ -223,10 +239,11 @@ def _walked(parts, system, ridge, proximal, most, least, best, holds):
     room = np.zeros(every), np.zeros(every), np.empty(n), np.empty(k), ahead
     product, other = np.empty(n), np.empty(n)
     before_z, before_s = np.empty(every), np.empty(every)
-    _started(parts, system, weight, at, room[2])
+    _started(parts, system, weight, far, at, room[2])
     for i in range(every):
         holding[i] = held[i] and at.z[i] > at.s[i]
     fallen, nearest, stuck, idle, slow, taken = np.inf, np.inf, 0, 0, 0, 0
+    length, creeps = 1.0, False
     while True:
         off, total = _look(parts, at, residuals, product, other)
         advanced = off < 0.9 * nearest
@@ -244,7 +261,8 @@ def _walked(parts, system, ridge, proximal, most, least, best, holds):
             _keep(at, best)
             copy(holding, holds)
         lost = idle >= LOST or slow >= PATIENCE or not off < np.inf
-        if nearest <= ENOUGH or stuck >= PATIENCE or lost or taken >= most:
+        creeps = not far and idle >= SHORTENED and length < CREPT and nearest > CLOSE
+        if nearest <= ENOUGH or stuck >= PATIENCE or lost or creeps or taken >= most:
             break
         for i in range(every):
             weight[i] = at.z[i] / at.s[i] if held[i] else 0.0
@@ -255,26 +273,33 @@ def _walked(parts, system, ridge, proximal, most, least, best, holds):
         slow = slow + 1 if length < SHORT else 0
         _move(at, length, way)
         taken += 1
-    return least, taken
+    return least, taken, creeps
 
 
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
     @entry
-    def walk(P, A, G, q, b, limits, held, order, most, x, nu, z, s, holds):
+    def walk(P, A, G, q, b, limits, held, most, x, nu, z, s, holds, corner):
         """Where the steps end, in the last arrays; how far that is from a solution, and steps.
 
-        See `dfwlayer.linalg.quadratic.homogeneous.Interior` for what these are.
+        See `dfwlayer.linalg.quadratic.homogeneous.Interior` for what these are. ``corner``, x, ν
+        and z again, is for the minimiser on the face that they lead to.
         """
         _ = stamp
         parts = Parts(P, A, G, q, b, limits, held)
-        system, best = prepared(parts, order), Point(x, nu, z, s)
-        least, taken = _walked(parts, system, RIDGES[0], True, most, np.inf, best, holds)
+        system, best = prepared(parts, elimination_order(P, A, G)), Point(x, nu, z, s)
+        least, taken, creeps = _walked(
+            parts, system, RIDGES[0], True, False, most, np.inf, best, holds
+        )
         if least > SURE and taken < most:
-            left = most - taken
-            least, more = _walked(parts, system, RIDGES[1], False, left, least, best, holds)
+            ridge = RIDGES[0] if creeps else RIDGES[1]
+            least, more, _ = _walked(
+                parts, system, ridge, creeps, creeps, most - taken, least, best, holds
+            )
             taken += more
+        if least < NEAR:
+            settle(parts, system, best, holds, *corner)
         return least, taken
 
     return walk

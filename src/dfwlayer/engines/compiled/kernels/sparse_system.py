@@ -20,9 +20,10 @@ from dfwlayer.engines.compiled.kernels.triangle import (
 )
 
 __all__ = ["Parts", "across", "along", "back", "direction", "factorised", "largest", "prepared"]
+__all__ += ["refined"]
 
 CLOSED = 1e-20  # weight of a row that does not count
-REFINED = 1e-13  # of a right-hand side, what rounding may leave of it
+REFINED = 1e-10  # of a right-hand side, what rounding may leave of it, in units
 REFINEMENTS = 8
 
 
@@ -44,6 +45,7 @@ class System(NamedTuple):
     upper: Upper
     bare: np.ndarray  # (N,), the diagonal of P
     diagonal: np.ndarray  # (N,)
+    unit: np.ndarray  # (N,), of what is left of right-hand sides
     signs: np.ndarray  # (N,)
     L: Triangle
     place: np.ndarray  # (N,), where x, ν and z of G are in its order
@@ -130,17 +132,32 @@ def _bordered(parts, order):
 
 
 @kernel
-def _by(system, right):
-    """K⁻¹ right in ``found``, with what rounding, or a ridge, has left of it solved for again."""
+def _measured(v, unit):
+    """The largest entry in units."""
+    size = 0.0
+    for i in range(len(v)):
+        a = abs(v[i]) * unit[i]
+        size = a if a > size else size
+    return size
+
+
+@kernel
+def refined(system, right):
+    """K⁻¹ right in ``found``, with what rounding, or a ridge, has left of it solved for again.
+
+    The weights make some entries of a right-hand side larger than others by many orders of
+    magnitude; beside these all that rounding leaves of the others would look small. In units of
+    the square root of K's diagonal they are of one size, √μ.
+    """
     found, rest, more = system.found, system.rest, system.more
     copy(right, found)
     solve(system.L, found)
-    size, before = largest(right, 0.0), np.inf
+    size, before = _measured(right, system.unit), np.inf
     for turn in range(REFINEMENTS + 1):
         times(system.upper, system.diagonal, found, rest)
         for i in range(len(rest)):
             rest[i] = right[i] - rest[i]
-        left = largest(rest, 0.0)
+        left = _measured(rest, system.unit)
         if turn > 0 and not left < before:
             for i in range(len(found)):
                 found[i] -= more[i]
@@ -166,7 +183,7 @@ def direction(parts, weight, system, rows, dual, beside, way):
         right[place[n + i]] = beside[i]
     for i in range(m):
         right[place[n + k + i]] = rows[i] if parts.held[i] else 0.0
-    _by(system, right)
+    refined(system, right)
     for i in range(n):
         d = found[place[i]]
         way.x[i] = d
@@ -179,27 +196,31 @@ def direction(parts, weight, system, rows, dual, beside, way):
 
 
 @kernel
-def _weigh(parts, weight, upper, lower, system, diagonal):
-    """The diagonal of K for weights z/s, with ρ and δ."""
-    place, bare = system.place, system.bare
+def _weigh(parts, weight, upper, lower, system):
+    """The diagonal of K for weights z/s, with ρ and δ, and units of its rows."""
+    place, bare, diagonal, unit = system.place, system.bare, system.diagonal, system.unit
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     for i in range(n):
         j = place[i]
         diagonal[j] = bare[j] + weight[m + i] + weight[m + n + i] + upper
+        unit[j] = 1 / np.sqrt(max(diagonal[j], 1.0))
     for i in range(k):
-        diagonal[place[n + i]] = -lower
+        j = place[n + i]
+        diagonal[j], unit[j] = -lower, 1.0
     for i in range(m):
-        diagonal[place[n + k + i]] = -1 / max(weight[i], CLOSED) - lower
+        j = place[n + k + i]
+        diagonal[j] = -1 / max(weight[i], CLOSED) - lower
+        unit[j] = 1 / np.sqrt(max(-diagonal[j], 1.0))
 
 
 @kernel
 def factorised(parts, weight, ridge, proximal, system):
     """Factorise K; refinement is for the matrix with a ridge, or if that is no term without it."""
     upper, lower = ridge
-    _weigh(parts, weight, upper, lower, system, system.diagonal)
+    _weigh(parts, weight, upper, lower, system)
     factorise(system.upper, system.diagonal, system.signs, system.L)
     if not proximal:
-        _weigh(parts, weight, 0.0, 0.0, system, system.diagonal)
+        _weigh(parts, weight, 0.0, 0.0, system)
 
 
 @kernel
@@ -210,5 +231,6 @@ def prepared(parts, order):
     signs = np.empty(N)
     for i in range(N):
         signs[place[i]] = 1.0 if i < n else -1.0
-    a, b, c, d, e = np.empty(N), np.empty(N), np.empty(N), np.empty(N), np.empty(N)
-    return System(upper, bare, a, signs, planned(upper, N), place, b, c, d, e)
+    room = np.empty((6, N))
+    a, b, c, d, e, f = room[0], room[1], room[2], room[3], room[4], room[5]
+    return System(upper, bare, a, b, signs, planned(upper, N), place, c, d, e, f)

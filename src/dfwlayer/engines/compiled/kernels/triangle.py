@@ -4,6 +4,8 @@ A matrix K (N, N) is held by its diagonal and by columns of what is above it, `U
 columns are in an order that keeps L sparse already. Row j of L is the solution of a triangular
 system with the rows above it (Davis, "Direct methods for sparse linear systems", 2006, chapter 4);
 where its entries are follows from the elimination tree, once for all matrices with one pattern.
+Columns that follow each other often have their entries in the same rows: where an order fills L in,
+most do. Four of those are taken together, so that a row is looked up once for all of them.
 
 Matrices [H Nᵀ; N −D] with H and D positive definite have such a factor in any order (Vanderbei,
 "Symmetric quasidefinite matrices", 1995). A pivot that rounding has made too small, or of the wrong
@@ -36,6 +38,7 @@ class Triangle(NamedTuple):
     """L by columns, without its diagonal of ones, and memory."""
 
     parent: np.ndarray  # (N,), the elimination tree; −1 for a root
+    joined: np.ndarray  # (N,), whether a column has a next one with entries in the same rows
     start: np.ndarray  # (N + 1,)
     row: np.ndarray  # (nnz(L),)
     value: np.ndarray  # (nnz(L),)
@@ -62,11 +65,15 @@ def planned(upper, N):
                 start[i + 1] += 1
                 mark[i] = j
                 i = parent[i]
+    joined = np.zeros(N, np.bool_)
+    for j in range(N - 1):
+        joined[j] = parent[j] == j + 1 and start[j + 1] == start[j + 2] + 1
     for j in range(N):
         start[j + 1] += start[j]
     size = start[N]
     return Triangle(
         parent,
+        joined,
         start,
         np.empty(size, np.int64),
         np.empty(size),
@@ -79,64 +86,134 @@ def planned(upper, N):
     )
 
 
+# Below, loops are written out where functions would be clearer: one that is called for every column
+# counts references to the arrays it is given, which takes longer than what it does.
+
+
 @kernel
-def _subtract(line, row, value, first, end, c):
-    for p in range(first, end):
-        line[row[p]] -= value[p] * c
+def _reach(start, row, value, j, parent, mark, path, reached, line):
+    """Where row j of L has entries: in ``reached`` from the place on that is returned."""
+    mark[j] = j
+    top = len(reached)
+    for p in range(start[j], start[j + 1]):
+        i = row[p]
+        line[i] = value[p]
+        length = 0
+        while mark[i] != j:
+            path[length] = i
+            length += 1
+            mark[i] = j
+            i = parent[i]
+        while length > 0:
+            length -= 1
+            top -= 1
+            reached[top] = path[length]
+    return top
 
 
 @kernel
 def factorise(upper, diagonal, signs, L):
     """Fill L for the matrix with that diagonal (N,) and pivots of those signs (N,), 1 or −1."""
     N = len(diagonal)
+    above, over, given = upper.start, upper.row, upper.value
+    start, row, value, inverse, filled = L.start, L.row, L.value, L.inverse, L.filled
+    parent, joined, mark, path, reached = L.parent, L.joined, L.mark, L.path, L.reached
+    line = L.line
     for j in range(N):
-        L.mark[j] = -1
-        L.filled[j] = L.start[j]
+        mark[j] = -1
+        filled[j] = start[j]
     for j in range(N):
-        L.mark[j] = j
-        top = N
-        for p in range(upper.start[j], upper.start[j + 1]):
-            i = upper.row[p]
-            L.line[i] = upper.value[p]
-            length = 0
-            while L.mark[i] != j:
-                L.path[length] = i
-                length += 1
-                L.mark[i] = j
-                i = L.parent[i]
-            while length > 0:
-                length -= 1
-                top -= 1
-                L.reached[top] = L.path[length]
+        t = _reach(above, over, given, j, parent, mark, path, reached, line)
         pivot = diagonal[j]
-        for t in range(top, N):
-            i = L.reached[t]
-            entry = L.line[i]
-            L.line[i] = 0.0
-            end = L.filled[i]
-            _subtract(L.line, L.row, L.value, L.start[i], end, entry)
-            share = entry * L.inverse[i]
-            pivot -= share * entry
-            L.row[end], L.value[end] = j, share
-            L.filled[i] = end + 1
+        while t < N:
+            i = reached[t]
+            if (
+                t + 3 < N
+                and joined[i]
+                and joined[i + 1]
+                and joined[i + 2]
+                and reached[t + 3] == i + 3
+            ):
+                one, two, three, four = start[i], start[i + 1], start[i + 2], start[i + 3]
+                a = line[i]
+                b = line[i + 1] - value[one] * a
+                c = line[i + 2] - value[one + 1] * a - value[two] * b
+                d = line[i + 3] - value[one + 2] * a - value[two + 1] * b - value[three] * c
+                one, two, three = one + 3, two + 2, three + 1
+                for p in range(filled[i + 3] - four):
+                    taken = value[one + p] * a + value[two + p] * b
+                    line[row[four + p]] -= taken + value[three + p] * c + value[four + p] * d
+                for e in range(4):
+                    entry = a if e == 0 else b if e == 1 else c if e == 2 else d
+                    share, end = entry * inverse[i + e], filled[i + e]
+                    pivot -= share * entry
+                    row[end], value[end] = j, share
+                    filled[i + e] = end + 1
+                    line[i + e] = 0.0
+                t += 4
+            else:
+                entry, end = line[i], filled[i]
+                for p in range(start[i], end):
+                    line[row[p]] -= value[p] * entry
+                share = entry * inverse[i]
+                pivot -= share * entry
+                row[end], value[end] = j, share
+                filled[i] = end + 1
+                line[i] = 0.0
+                t += 1
         if not pivot * signs[j] > TINY:
             pivot = signs[j] * RAISED
-        L.inverse[j] = 1 / pivot
+        inverse[j] = 1 / pivot
 
 
 @kernel
 def solve(L, x):
     """K⁻¹ x in the place of x."""
     N = len(x)
-    for j in range(N):
-        c = x[j]
-        if c != 0:
-            _subtract(x, L.row, L.value, L.start[j], L.start[j + 1], c)
-    for j in range(N - 1, -1, -1):
-        total = x[j] * L.inverse[j]
-        for p in range(L.start[j], L.start[j + 1]):
-            total -= L.value[p] * x[L.row[p]]
-        x[j] = total
+    start, row, value, inverse, joined = L.start, L.row, L.value, L.inverse, L.joined
+    j = 0
+    while j < N:
+        if joined[j] and joined[j + 1] and joined[j + 2]:
+            one, two, three, four = start[j], start[j + 1], start[j + 2], start[j + 3]
+            a = x[j]
+            b = x[j + 1] - value[one] * a
+            c = x[j + 2] - value[one + 1] * a - value[two] * b
+            d = x[j + 3] - value[one + 2] * a - value[two + 1] * b - value[three] * c
+            x[j + 1], x[j + 2], x[j + 3] = b, c, d
+            one, two, three = one + 3, two + 2, three + 1
+            for p in range(start[j + 4] - four):
+                taken = value[one + p] * a + value[two + p] * b
+                x[row[four + p]] -= taken + value[three + p] * c + value[four + p] * d
+            j += 4
+        else:
+            a = x[j]
+            if a != 0:
+                for p in range(start[j], start[j + 1]):
+                    x[row[p]] -= value[p] * a
+            j += 1
+    j = N - 1
+    while j >= 0:
+        if j > 2 and joined[j - 1] and joined[j - 2] and joined[j - 3]:
+            one, two, three, four = start[j - 3], start[j - 2], start[j - 1], start[j]
+            a, b = x[j - 3] * inverse[j - 3], x[j - 2] * inverse[j - 2]
+            c, d = x[j - 1] * inverse[j - 1], x[j] * inverse[j]
+            for p in range(start[j + 1] - four):
+                v = x[row[four + p]]
+                a -= value[one + 3 + p] * v
+                b -= value[two + 2 + p] * v
+                c -= value[three + 1 + p] * v
+                d -= value[four + p] * v
+            c -= value[three] * d
+            b -= value[two] * c + value[two + 1] * d
+            a -= value[one] * b + value[one + 1] * c + value[one + 2] * d
+            x[j - 3], x[j - 2], x[j - 1], x[j] = a, b, c, d
+            j -= 4
+        else:
+            a = x[j] * inverse[j]
+            for p in range(start[j], start[j + 1]):
+                a -= value[p] * x[row[p]]
+            x[j] = a
+            j -= 1
 
 
 @kernel
