@@ -45,7 +45,7 @@ class _Deployed(nn.Module):
                 "comes with the call would repeat them in every step of its own; a constant P over "
                 "linear rows is QPLayer().deploy(Q=P, G=G, h=h)"
             )
-        return plain.inside(x.to(q.dtype)) + (0.0 * z).sum(-1, keepdim=True).to(q.dtype)
+        return plain.inside(x.to(q.dtype)) + (0.0 * q).sum(-1, keepdim=True)
 
     def extra_repr(self) -> str:
         """The number of steps."""
