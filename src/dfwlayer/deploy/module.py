@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,15 @@ class _Deployed(nn.Module):
                 "comes with the call would repeat them in every step of its own; a constant P over "
                 "linear rows is QPLayer().deploy(Q=P, G=G, h=h)"
             )
-        return plain.inside(x.to(q.dtype)) + (0.0 * z).sum(-1, keepdim=True).to(q.dtype)
+        return plain.inside(x.to(q.dtype)) + (0.0 * q).sum(-1, keepdim=True)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by torch.jit.script."""
+        raise RuntimeError(
+            "dfwlayer: torch.jit.script cannot read a deployed layer; torch.jit.trace(model, "
+            "inputs) of the model with its layers deployed makes TorchScript of it, for batches of "
+            "any size, and may be a part of what is scripted"
+        )
 
     def extra_repr(self) -> str:
         """The number of steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -205,3 +206,22 @@ def test_far_out_in_double_precision() -> None:
         x = layer.deploy()(q)
         np.testing.assert_allclose(x, layer(q), atol=1e-8)
         assert float(constraint.violation(x).max()) <= 1e-15
+
+
+def test_torchscript_is_by_tracing_and_scripting_says_so() -> None:
+    made = dfw.SetLayer(dfw.Spectraplex(1.0), shape=(3, 3)).deploy()
+    z = torch.randn(5, 3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is out of date, it says
+        torch.testing.assert_close(torch.jit.trace(made, (z[:2],))(z), made(z))
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
+            torch.jit.script(nn.Sequential(made))
+
+
+@pytest.mark.parametrize("made", [dfw.NuclearBall(), dfw.Spectraplex(1.0)])
+def test_matrices_are_not_for_onnx_by_any_door(made, tmp_path) -> None:
+    pytest.importorskip("onnx")
+    layer = dfw.SetLayer(made, shape=(3, 3)).deploy()
+    with pytest.raises(ValueError, match="'aoti' and 'export'"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter is out of date, it says
+        torch.onnx.export(layer, (torch.randn(2, 3, 3),), str(tmp_path / "m.onnx"), dynamo=False)

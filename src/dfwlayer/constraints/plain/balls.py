@@ -82,7 +82,7 @@ class PlainGroups(Plain):
         return ((z / largest).square() @ self.member.double()).sqrt() * largest
 
     def _spread(self, each: Tensor) -> Tensor:
-        return each @ self.member.double().mT
+        return each @ self.member.double().transpose(-2, -1)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PlainEllipsoid(Plain):
         y = (z.unsqueeze(-2) @ right).squeeze(-2)
         t = wide(self.radius, z).expand(z.shape[:-1])
         moved = project_lp(2.0, scale.expand_as(y), t, y, None, min(steps, NEWTON))
-        x = (moved.unsqueeze(-2) @ right.mT).squeeze(-2)
+        x = (moved.unsqueeze(-2) @ right.transpose(-2, -1)).squeeze(-2)
         return torch.where((moved == y).all(-1, keepdim=True), z, x)
 
     def inside(self, x: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.composed.plane_limits import within_reach
 from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide
-from dfwlayer.constraints.plain.thresholds import above_zero, between
+from dfwlayer.constraints.plain.thresholds import LARGEST, above_zero, between
 from dfwlayer.constraints.region import Flat
 from dfwlayer.ops.rows import quotient
 from dfwlayer.ops.values import Value, are_numbers
@@ -58,10 +57,18 @@ class PlainFlat(Plain):
         b = wide(total, z)
         if _is(self.lower, 0.0) and _is(self.upper, math.inf) and _is(slope, 1.0):
             return above_zero(z, None, b)
+        even = _is(slope, 1.0)
         a, (lower, upper) = wide(slope, z), self._bounds(z)
-        if not (_bounded(self.lower) and _bounded(self.upper)):
-            lower, upper = within_reach(z, a, b, lower, upper)
-        return between(z, None if _is(slope, 1.0) else a, lower, upper, b)
+        # On the way from the point of the box next to z all terms of ⟨a, x⟩ move in one direction,
+        # so that no coordinate goes further than it would alone. That is for bounds so far away
+        # that sums of them have no digits left, or that are none.
+        near = torch.minimum(torch.maximum(z, lower), upper)
+        excess = (near if even else a * near).sum(-1, keepdim=True) - b
+        alone = 2 * excess.abs()
+        if not even:
+            alone = alone / torch.where(a != 0, a.abs(), 1.0)
+        lower, upper = torch.maximum(lower, near - alone), torch.minimum(upper, near + alone)
+        return between(z, None if even else a, lower, upper, b)
 
     def inside(self, x: Tensor) -> Tensor:
         """Within the bounds, scaled into the budget, with what an equation lacks on one entry."""
@@ -88,54 +95,65 @@ class PlainFlat(Plain):
             return None
         return replace(self, weight=None, equations=())
 
+    def _heavy(self, w: Tensor, t: Tensor) -> Tensor | None:
+        """Where t/w is within the range, as elsewhere there is no limit; None for everywhere."""
+        if _is(self.weight, 1.0):
+            return None
+        return w > t / torch.finfo(torch.float32).max
+
     def _within_budget(self, z: Tensor, weight: Value) -> Tensor:
         """sign(z)(|z| − θw)₊ within the bounds; seen from the point of the box next to zero."""
         w, t = wide(weight, z).abs(), wide(self.radius, z)
-        endless = _is(self.lower, -math.inf) and _is(self.upper, math.inf)
-        # where t/w is beyond the range a coordinate has no limit
-        heavy = w > t / torch.finfo(torch.float32).max
-        cost = torch.where(heavy, w, 1.0)
-        if endless:
+        heavy = self._heavy(w, t)
+        if _is(self.lower, -math.inf) and _is(self.upper, math.inf):
+            if heavy is None:
+                size = z.abs()
+                return torch.sign(z) * torch.minimum(above_zero(size, None, t), size)
             size = torch.where(heavy, z.abs(), 0.0)
-            within = (cost * size).sum(-1, keepdim=True) <= t
-            slope = None if _is(weight, 1.0) else cost
-            x = torch.sign(z) * above_zero(size, slope, t)
-            return torch.where(within | ~heavy, z, x)
+            moved = torch.minimum(above_zero(size, torch.where(heavy, w, 1.0), t), size)
+            return torch.where(heavy, torch.sign(z) * moved, z)
         lower, upper = self._bounds(z)
-        x = torch.minimum(torch.maximum(z, lower), upper)
-        within = (w * x.abs()).sum(-1, keepdim=True) <= t
         y, left = z, t
         if (box := self._origin) is not None:
-            m = box._clipped(torch.zeros_like(z))
+            m = box._clipped(z.new_zeros(z.shape[-1]))
             y, lower, upper = z - m, lower - m, upper - m
             left = (t - (w * m.abs()).sum(-1, keepdim=True)).clamp_min(0.0)
-        reach = torch.where(y < 0, -lower, upper)
+        reach = upper if self._even else torch.where(y < 0, -lower, upper)
         # no coordinate can use more than the whole budget; what has no weight is not moved by it
-        reach = torch.minimum(reach, torch.where(heavy, left / cost, y.abs() + 1.0))
-        slope = None if _is(weight, 1.0) else torch.where(heavy, w, 0.0)
-        moved = torch.sign(y) * between(y.abs(), slope, torch.zeros_like(t), reach, left)
-        if box is not None:
-            moved = moved + m
-        return torch.where(within | ~heavy, x, moved)
+        if heavy is None:
+            slope, alone = None, left
+        else:
+            slope = torch.where(heavy, w, 0.0)
+            alone = torch.where(heavy, left / torch.where(heavy, w, 1.0), LARGEST)
+        reach = torch.minimum(reach, alone)
+        moved = torch.sign(y) * between(y.abs(), slope, torch.zeros_like(t), reach, left, least=0.0)
+        return moved if box is None else moved + m
+
+    @property
+    def _even(self) -> bool:
+        """Whether the bounds are l = −u, whatever the data."""
+        return are_numbers(self.lower, self.upper) and bool(self.lower == -self.upper)
 
     def _shrunk(self, x: Tensor, w: Tensor, t: Tensor) -> Tensor:
         """Scaled towards the point of the box next to zero."""
-        heavy = w > t / torch.finfo(torch.float32).max
+        heavy = self._heavy(w, t)
+        cost = None if heavy is None else torch.where(heavy, w, 0.0)
+
+        def spent(part: Tensor) -> Tensor:
+            size = part.abs() if cost is None else cost * part.abs()
+            return size.sum(-1, keepdim=True)
+
         if (box := self._origin) is None:
-            size = torch.where(heavy, w * x.double().abs(), 0.0).sum(-1, keepdim=True)
-            return torch.where(heavy, shrunk(x, size, t), x)
-        m = box._clipped(torch.zeros_like(x, dtype=torch.float64))
-        y = x.double() - m
-        spent, size = (
-            torch.where(heavy, w * part.abs(), 0.0).sum(-1, keepdim=True) for part in (m, y)
-        )
-        left = (t - spent).clamp_min(0.0)
-        units = 2 * torch.finfo(x.dtype).eps / torch.finfo(y.dtype).eps  # those of x
-        inner = m + shrunk(y, size, left, units)
-        moved = heavy & (size > less(left, wide(torch.finfo(x.dtype).eps, x)))
-        lower, upper = self._bounds(x)
-        inner = torch.minimum(torch.maximum(inner, lower), upper).to(x.dtype)
-        return torch.where(moved, inner, x)
+            inner = shrunk(x, spent(x.double()), t)
+            return inner if heavy is None else torch.where(heavy, inner, x)
+        at, (lower, upper) = x.double(), self._bounds(x)
+        m = box._clipped(at.new_zeros(x.shape[-1]))
+        size, left = spent(at - m), (t - spent(m)).clamp_min(0.0)
+        eps = wide(torch.finfo(x.dtype).eps, x)
+        outside = size > less(left, eps)
+        factor = less(left, 2 * eps) / torch.where(outside, size, 1.0)
+        inner = torch.minimum(torch.maximum(m + (at - m) * factor, lower), upper).to(x.dtype)
+        return torch.where(outside if heavy is None else heavy & outside, inner, x)
 
     def _settled(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """x, and what rounding leaves of ⟨a, x⟩ − b on the entry with the most room for it."""
@@ -201,8 +219,3 @@ class PlainFlat(Plain):
 def _is(value: Value | None, number: float) -> bool:
     """Whether a parameter is this number, whatever the data."""
     return are_numbers(value) and bool(value == number)
-
-
-def _bounded(end: Value) -> bool:
-    """Whether a bound is known to be finite."""
-    return are_numbers(end) and math.isfinite(end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +15,20 @@ from dfwlayer.constraints.plain.thresholds import above_zero
 from dfwlayer.ops.rows import or_one, scaled_norm
 
 __all__ = ["PlainSpectraplex", "PlainSpectrum"]
+
+
+def refuse_onnx() -> str:
+    """Raise where a file for ONNX is made, as torch would name an operator only; "" otherwise."""
+    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
+        raise ValueError(
+            "format: ONNX has no operator for singular values or eigenvalues, which the projection "
+            "onto a set of matrices needs; 'aoti' and 'export' of dfwlayer.deploy.export have"
+        )
+    return ""
+
+
+# torch.compile is to call it, and not to look into it
+refuse_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class PlainSpectrum(Plain):
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """U diag(s) Vᵀ with s the projection of the singular values."""
+        refuse_onnx()
         left, values, right = torch.linalg.svd(
             z.reshape(*z.shape[:-1], *self.shape), full_matrices=False
         )
@@ -59,18 +76,19 @@ class PlainSpectraplex(Plain):
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """V diag(s) Vᵀ with s the projection of the eigenvalues onto the simplex."""
-        n = round(z.shape[-1] ** 0.5)
+        refuse_onnx()
+        n = math.isqrt(int(z.shape[-1]))
         square = z.reshape(*z.shape[:-1], n, n)
-        values, vectors = torch.linalg.eigh(0.5 * (square + square.mT))
+        values, vectors = torch.linalg.eigh(0.5 * (square + square.transpose(-2, -1)))
         t = wide_column(self.trace, z)
         moved = above_zero(values, None, t)
         moved = moved * (t / or_one(moved.sum(-1, keepdim=True)))
-        x: Tensor = (vectors * moved.unsqueeze(-2)) @ vectors.mT
+        x: Tensor = (vectors * moved.unsqueeze(-2)) @ vectors.transpose(-2, -1)
         return x.flatten(-2)
 
     def inside(self, x: Tensor) -> Tensor:
         """x, symmetric; eigenvalues and trace are right to rounding."""
-        n = round(x.shape[-1] ** 0.5)
+        n = math.isqrt(int(x.shape[-1]))
         square = x.reshape(*x.shape[:-1], n, n)
         half = torch.tril(square)
-        return (half + torch.tril(square, -1).mT).flatten(-2)
+        return (half + torch.tril(square, -1).transpose(-2, -1)).flatten(-2)

@@ -105,11 +105,11 @@ class PlainRows(Plain):
         back, inner, room = (part.double() for part in (self.back, self.inner, self.room))
         u = (z - self.pulled.double()) @ back
         if len(room):
-            force = _lemke(inner @ inner.mT, room - u @ inner.mT, room, steps)
+            force = _lemke(inner @ inner.transpose(-2, -1), room - u @ inner.transpose(-2, -1), room, steps)
             y = u - force @ inner
-            beyond = (y @ inner.mT / room).amax(-1, keepdim=True)
+            beyond = (y @ inner.transpose(-2, -1) / room).amax(-1, keepdim=True)
             u = y / beyond.clamp_min(1.0)
-        return self.centre.double() + u @ back.mT
+        return self.centre.double() + u @ back.transpose(-2, -1)
 
     def inside(self, x: Tensor) -> Tensor:
         """x, scaled towards c where a row lacks room for the rounding of its terms."""
@@ -118,8 +118,8 @@ class PlainRows(Plain):
         rows, room, c = (part.double() for part in (self.rows, self.room, self.centre))
         at = x.double()
         eps = 0.5 * torch.finfo(x.dtype).eps  # a power of two
-        rounding = eps * ((at.abs() + c.abs()) @ rows.abs().mT)
-        share = (((at - c) @ rows.mT + rounding) / room).amax(-1, keepdim=True)
+        rounding = eps * ((at.abs() + c.abs()) @ rows.abs().transpose(-2, -1))
+        share = (((at - c) @ rows.transpose(-2, -1) + rounding) / room).amax(-1, keepdim=True)
         inner = (c + (at - c) / share.clamp_min(1.0)).to(x.dtype)
         return torch.where(share > 1.0, inner, x)
 

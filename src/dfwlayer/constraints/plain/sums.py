@@ -43,9 +43,9 @@ class PlainSums(Plain):
         v = torch.zeros_like(square[..., :1, :])
         for _ in range(steps):
             left = square - level(square - v, r)
-            v = level(left.mT, c).mT
+            v = level(left.transpose(-2, -1), c).transpose(-2, -1)
         x = (left - v).clamp_min(0.0)
-        return filled_up(x, r, c.mT if c.dim() else c).flatten(-2)
+        return filled_up(x, r, c.transpose(-2, -1) if c.dim() else c).flatten(-2)
 
     def inside(self, x: Tensor) -> Tensor:
         """x, whose sums are right to rounding."""

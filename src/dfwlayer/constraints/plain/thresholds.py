@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import quotient
+from dfwlayer.ops.rows import or_one
 
-__all__ = ["above_zero", "between", "level"]
+__all__ = ["LARGEST", "above_zero", "between", "level"]
 
 LARGEST = 1e30  # for quotients, so that their products stay within range
 
@@ -25,7 +25,7 @@ def level(z: Tensor, total: Tensor) -> Tensor:  # (..., n), (..., 1) -> (..., 1)
 def _height(delta: Tensor, total: Tensor) -> Tensor:
     """η with Σ (η − δ)₊ = b for a δ ≥ 0."""
     count = torch.arange(1, delta.shape[-1] + 1, dtype=delta.dtype, device=delta.device)
-    return ((delta.sort(-1).values.cumsum(-1) + total) / count).amin(-1, keepdim=True)
+    return ((_ascending(delta)[0].cumsum(-1) + total) / count).amin(-1, keepdim=True)
 
 
 def above_zero(
@@ -42,7 +42,7 @@ def above_zero(
     delta = pull.amax(-1, keepdim=True) - pull
     if slope is None:
         return (_height(delta, total) - delta).clamp_min(0.0)
-    ordered, index = delta.sort(-1)
+    ordered, index = _ascending(delta)
     square = (slope * slope).expand_as(delta).gather(-1, index)
     eta = ((square * ordered).cumsum(-1) + total) / square.cumsum(-1)
     return (eta.amin(-1, keepdim=True) - delta).clamp_min(0.0) * slope
@@ -51,44 +51,58 @@ def above_zero(
 def between(
     z: Tensor,  # (..., n)
     slope: Tensor | None,  # a, (), (n,) or (..., n), None for ones
-    lower: Tensor,  # l, (), (n,) or (..., n), finite where a is not zero
+    lower: Tensor,  # l, (), (n,) or (..., n), finite
     upper: Tensor,  # u
-    total: Tensor,  # b, (1,) or (..., 1)
+    total: Tensor,  # b, (), (1,) or (..., 1)
+    least: float | None = None,  # θ is not below it, which is for ⟨a, x⟩ ≤ b
 ) -> Tensor:
     """x = clip(z − θa, l, u) with ⟨a, x⟩ = b; all bounds are met where they do not let it reach b.
 
     ⟨a, x⟩ falls with θ and is straight between the θ at which a coordinate meets a bound, so that
-    its values there follow from sums along the sorted ones. A Newton step from the right piece
-    removes what rounding left.
+    its values there follow from sums along the sorted ones. In the middle of the right piece it is
+    known which coordinates are free, and with the others held the equation says what θ is.
     """
+    n = z.shape[-1]
     if slope is None:
-        a = square = torch.ones_like(z)
-        first, last = z - upper, z - lower
-        most = upper.expand_as(z)
+        kinks, index = _ascending(torch.cat((z - upper, z - lower), -1))
+        most = upper.sum(-1, keepdim=True) if upper.dim() else n * upper
+        one = torch.ones((), dtype=z.dtype, device=z.device)
+        change = torch.where(index < n, one, -one)
     else:
-        a, square, some = slope, (slope * slope).expand_as(z), slope != 0
-        unit = torch.where(some, a, 1.0)
-        ends = (z - lower) / unit, (z - upper) / unit
-        first, last = torch.minimum(*ends), torch.maximum(*ends)
-        first, last = torch.where(some, first, 0.0), torch.where(some, last, 0.0)
-        most = torch.where(some, a * torch.where(a > 0, upper, lower), 0.0).expand_as(z)
-    kinks, index = torch.cat((first, last), -1).clamp(-LARGEST, LARGEST).sort(-1)
-    width = torch.cat((square, -square), -1).gather(-1, index).cumsum(-1).clamp_min(0.0)
-    fall = (width[..., :-1] * (kinks[..., 1:] - kinks[..., :-1])).cumsum(-1)
-    top = most.sum(-1, keepdim=True) - total
-    excess = torch.cat((top, top - fall), -1)
-    over = excess > 0
-    left = torch.where(over, kinks, kinks[..., :1]).amax(-1, keepdim=True)
-    right = torch.where(over, kinks[..., -1:], kinks).amin(-1, keepdim=True)
-    # of the last excess above zero, and the first that is not, what part of the way goes to zero
-    high = torch.where(over, excess, torch.inf).amin(-1, keepdim=True)
-    low = torch.where(over, -torch.inf, excess).amax(-1, keepdim=True)
-    share = torch.where(torch.isinf(high) | torch.isinf(low), 0.0, high / (high - low))
-    theta = left + share * (right - left)
-    y = z - (theta if slope is None else theta * a)
+        slope = slope if slope.dim() else slope.expand(n)
+        unit = torch.where(slope != 0, slope, 1.0)
+        ends = torch.cat(((z - upper) / unit, (z - lower) / unit), -1)
+        kinks, index = _ascending(ends.clamp(-LARGEST, LARGEST))
+        most = (slope * torch.where(slope > 0, upper, lower)).sum(-1, keepdim=True)
+        # a coordinate that rises with θ comes from its lower bound
+        steep = torch.cat((slope * slope.abs(), -slope * slope.abs()), -1)
+        change = steep[index] if steep.dim() == 1 else steep.expand_as(ends).gather(-1, index)
+    left, right = kinks[..., :-1], kinks[..., 1:]
+    fall = (change.cumsum(-1)[..., :-1].clamp_min(0.0) * (right - left)).cumsum(-1)
+    before = fall < most - total  # pieces at whose end ⟨a, x⟩ is above b still
+    left, right = (
+        torch.where(before, LARGEST, end).amin(-1, keepdim=True) for end in (left, right)
+    )
+    middle = 0.5 * (left + right)
+    y = z - (middle if slope is None else middle * slope)
     x = torch.minimum(torch.maximum(y, lower), upper)
-    free = torch.where(x == y, square, 0.0).sum(-1, keepdim=True)
-    rest = (x if slope is None else a * x).expand_as(z).sum(-1, keepdim=True) - total
-    theta = quotient(rest, free)
-    y = y - (theta if slope is None else theta * a)
+    free = x == y
+    held = torch.where(free, z, x)
+    if slope is None:
+        share = free.to(z.dtype).sum(-1, keepdim=True).clamp_min(1.0)
+    else:
+        held = slope * held
+        share = or_one(torch.where(free, slope * slope, 0.0).sum(-1, keepdim=True))
+    theta = (held.sum(-1, keepdim=True) - total) / share
+    # on a piece that is flat, or flat but for rounding, the equation does not say what θ is
+    theta = torch.minimum(torch.maximum(theta, left), right)
+    if least is not None:
+        theta = theta.clamp_min(least)
+    y = z - (theta if slope is None else theta * slope)
     return torch.minimum(torch.maximum(y, lower), upper)
+
+
+def _ascending(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sorted, and their places before; in ONNX fewer operators than those of a sort."""
+    ordered, index = values.topk(values.shape[-1], dim=-1, largest=False)
+    return ordered, index
