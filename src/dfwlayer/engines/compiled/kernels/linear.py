@@ -59,6 +59,7 @@ from dfwlayer.engines.compiled.kernels.metric import (
 )
 from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, symmetric
 from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, largest, listed, reduced
+from dfwlayer.engines.compiled.kernels.tied import balance
 
 __all__ = ["adjoint", "search"]
 
@@ -98,7 +99,7 @@ def _approach(
         before = count
         count = hold(least, most, held, count, firm, start, y, state)
         count, more = climb(
-            columns, width, least, most, held, count, firm, y, level, state, limit - taken
+            columns, width, least, most, held, count, firm, y, level, state, 0.0, limit - taken
         )
         if more < 0:
             return count, more
@@ -233,7 +234,7 @@ def _on_disk(stamp):
             if missed > 0 and not missed <= CLEAR * DOUBLE * largest(point, n):
                 codes[0, b] = outcome.UNFIT
                 continue
-            if not settle(rows, width, lower, upper, point, eps):
+            if not settle(rows, width, state, lower, upper, point, eps):
                 codes[0, b] = outcome.UNSETTLED
                 continue
             found, code = multipliers[b], outcome.SOLVED
@@ -257,7 +258,15 @@ def _on_disk(stamp):
             if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
-            share(rows, columns, width, held, count, state, found)
+            if shared:
+                sure = balance(
+                    rows, columns, width, held, count, firm, state, point, rough, found
+                )  # fmt: skip
+                # otherwise normals of further rows are sums of those that hold x, whose directions
+                # are known if all of them have a force
+                code = code if sure else (outcome.TIED if strict else outcome.SHARED)
+            else:
+                share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             farthest = largest(point, n)
             steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
@@ -268,9 +277,7 @@ def _on_disk(stamp):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            # normals of further rows are sums of those that hold x: these leave the same directions
-            codes[0, b] = (outcome.TIED if strict else outcome.SHARED) if shared else code
-            codes[1, b] = taken
+            codes[0, b], codes[1, b] = code, taken
 
     @entry
     def adjoint(
