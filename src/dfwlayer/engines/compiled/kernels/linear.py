@@ -85,6 +85,17 @@ def _equations(columns, low, high, base, width, held, state):
 
 
 @kernel
+def _keep(held, count, state, width, to, to_state):
+    """Copy the rows that are held, without their forces, and what all rows are."""
+    for i in range(count):
+        copy(held.T[i], to.T[i])
+        copy(held.Q[i], to.Q[i])
+        to.places[i], to.sides[i], to.forces[i] = held.places[i], held.sides[i], 0.0
+    for c in range(width):
+        to_state[c] = state[c]
+
+
+@kernel
 def _approach(
     P, q, rows, columns, width, sides, kind, L, held, firm, start, y, level, state, x, limit,
 ):  # fmt: skip
@@ -157,7 +168,9 @@ def _on_disk(stamp):
         least, most_of, level = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
         which, before = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
         state = np.empty(total_rows, np.int64)
-        kind, known = 0, -1
+        # the equations, for the next problem if it has the same ones
+        first_held, first_state = prepared(n), np.empty(total_rows, np.int64)
+        kind, known, firm = 0, -1, NOTHING
         limit = NOTHING + int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
@@ -190,14 +203,20 @@ def _on_disk(stamp):
                     kind = RIDGE
             same = same and len(E) == 1 and len(G) == 1 and width == known
             for c in range(width):
-                same = same and which[c] == before[c]
-                before[c] = which[c]
+                kept = which[c] if low[c] == high[c] else -1 - which[c]  # equations are told apart
+                same = same and kept == before[c]
+                before[c] = kept
             if not same:
                 reduced(L, rows, base, width, columns)
             known = width
             for c in range(width):
                 least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
-            firm = _equations(columns, low, high, base, width, held, state)
+            if not same:
+                firm = _equations(columns, low, high, base, width, held, state)
+                if len(E) == 1:
+                    _keep(held, firm, state, width, first_held, first_state)
+            else:
+                _keep(first_held, firm, first_state, width, held, state)
             point = x[b]
             fill(0.0, point)
             sides = least, most_of
@@ -260,8 +279,8 @@ def _on_disk(stamp):
                 continue
             if shared:
                 sure = balance(
-                    rows, columns, width, held, count, firm, state, point, rough, found
-                )  # fmt: skip
+                    rows, columns, width, held, count, firm, state, point, rough, strict, found
+                )
                 # otherwise normals of further rows are sums of those that hold x, whose directions
                 # are known if all of them have a force
                 code = code if sure else (outcome.TIED if strict else outcome.SHARED)

@@ -49,19 +49,15 @@ def _touched(rows, width, held, count, firm, state, x, rough, part, sides, force
 
 
 @kernel
-def _ways_out(rows, columns, width, part, sides, pool, ways):
+def _ways_out(columns, width, part, sides, pool, firm, ways):
     """Find which of the rows hold x, and add to ``ways`` what they take; False where in doubt.
 
     Σ ways_c m_c = 0, and it has the sign of its side for every row that holds x but had no force.
+    The first ``firm`` rows of the pool are equations and those that have a force.
     """
     n = len(columns)
-    least, most, level = np.empty(width), np.empty(width), np.empty(width)
-    shut, start, d = np.empty(width, np.int64), np.empty(n), np.empty(n)
-    firm = NOTHING
-    for c in range(width):
-        least[c], most[c], shut[c] = 0.0, 0.0, 1
-        if (part[c] == EQUATION or part[c] == STRONG) and join(columns, c, 1.0, pool, firm):
-            firm += 1
+    least, most, level = np.zeros(width), np.zeros(width), np.empty(width)
+    shut, start, d = np.ones(width, np.int64), np.empty(n), np.empty(n)
     for asked in range(width):
         if part[asked] != ASKED or ways[asked] != 0:
             continue
@@ -144,18 +140,25 @@ def _least(rows, columns, width, part, forces, pool, state, values):
 
 
 @kernel
-def balance(rows, columns, width, held, count, firm, state, x, rough, found):
+def balance(rows, columns, width, held, count, firm, state, x, rough, strict, found):
     """Multipliers (·,) of all rows that hold x, others zero; False if it is not clear which.
 
     ``held`` and ``state`` are what is known of one set of multipliers: forces above ``rough``,
-    other rows that are held without one, and those that depend on these. ``state`` becomes that of
-    the rows that hold x.
+    other rows that are held without one, unless it is ``strict``, and those that depend on these.
+    Both are overwritten.
     """
     part, sides, forces = np.empty(width, np.int64), np.empty(width), np.empty(width)
     ways, values = np.zeros(width), np.zeros(len(found))
     _touched(rows, width, held, count, firm, state, x, rough, part, sides, forces)
-    pool = prepared(len(x))
-    if not _ways_out(rows, columns, width, part, sides, pool, ways):
+    pool, known = prepared(len(x)), NOTHING
+    if strict:
+        sure = _ways_out(columns, width, part, sides, held, count, ways)
+    else:
+        for c in range(width):
+            if (part[c] == EQUATION or part[c] == STRONG) and join(columns, c, 1.0, pool, known):
+                known += 1
+        sure = _ways_out(columns, width, part, sides, pool, known, ways)
+    if not sure:
         return False
     moved = False
     for c in range(width):
