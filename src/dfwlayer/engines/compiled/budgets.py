@@ -1,9 +1,15 @@
 """Polyhedra with a budget around a centre, Σ w_i |x_i − c_i| ≤ t, as programs over rows.
 
-Where the solution without the budget is within it, that is the solution. Elsewhere x = c + u − v
-with u, v ≥ 0 and Σ w_i (u_i + v_i) ≤ t is a program over rows of 2n coordinates, which have bounds
-of their own: of the u_i and v_i one is zero where the budget is a force, and both are where x_i
-stays at c_i. On that face the budget is a row w ∘ sign(x − c), and so it is differentiated.
+Where the solution without the budget is within it, that is the solution. Elsewhere every
+coordinate is held on the side of c_i on which that solution has it: there the budget is a row
+⟨w ∘ s, x − c⟩ ≤ t with signs s. A coordinate that stays at c_i is held there by a force μ_i ≥ 0 and
+by the price λ of the budget. It would move to the other side if μ_i > 2λ w_i, and then its sign is
+turned. As x is in the next program as well, f falls with each of them, and few are needed.
+
+What that does not solve, as no point is on those sides of c for instance, is a program over rows of
+2n coordinates, x = c + u − v with u, v ≥ 0 and Σ w_i (u_i + v_i) ≤ t. Of the u_i and v_i one is zero
+where the budget is a force, and both are where x_i stays at c_i. On the face of the solution the
+budget is a row w ∘ sign(x − c), and so it is differentiated.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
 __all__ = ["Budgets", "budgets_of"]
 
 WITHIN = 1e-9  # of a budget that is left, below which it may be a force
+TURNS = 8  # in which signs are changed; one to three are needed
+AWAY = 1e-10  # of the price: forces that are nearer to those at which a sign changes are in doubt
 ENOUGH = 1.0  # the gap of a program against its f, which is not the f that is asked for
 
 
@@ -61,9 +69,69 @@ class Budgets:
             used = (self.weight * np.abs(free.x - self.centre)).sum(-1)
             within = used <= (1 - WITHIN) * self.radius[:, 0]
         going = np.flatnonzero(~(within & (free.codes[0] == outcome.SOLVED)))
+        known = np.isin(free.codes[0, going], (outcome.SOLVED, outcome.SHARED, outcome.TIED))
+        left = self._on_sides(objective, found, going[known], limits)
+        going = np.concatenate((going[~known], left))
         if len(going):
-            self._split(objective, found, going, limits)
+            self._split(objective, found, np.sort(going), limits)
         return found
+
+    def _on_sides(self, objective: Arrays, found: Results, going: Array, limits: Limits) -> Array:
+        """Solve these problems on one side of every c_i, beginning with that of ``found``.
+
+        Returns those that are left.
+        """
+        left: list[Array] = []
+        side = np.where(found.x[going] < _some(self.centre, going), -1.0, 1.0)
+        for _ in range(TURNS):
+            if not len(going):
+                break
+            some, parts = self._some(going), [_some(part, going) for part in objective]
+            low, high, c = some.base.lower, some.base.upper, some.centre
+            side = np.where(c <= low, 1.0, np.where(c >= high, -1.0, side))
+            start = np.zeros((1, c.shape[1]))
+            own = some._sided(side).search((*parts,), start, limits, len(going))  # type: ignore[arg-type]
+            k = self._place
+            price, ends = own.multipliers[:, k, None], own.multipliers[:, k + 1 :]
+            still = own.x == c
+            held, most = -side * ends, 2 * price * some.weight
+            turns = still & (low < c) & (c < high)  # it can be on both sides
+            solved = own.codes[0] == outcome.SOLVED
+            wrong = turns & (held > most)
+            done = solved & ~wrong.any(-1)
+            weak = turns & ~((held > 0) & (held < (1 - AWAY) * most))
+            clear = (price[:, 0] > 0) & ~weak.any(-1)
+            codes = np.where(clear, outcome.SOLVED, outcome.DOUBTED)
+            codes[clear & ~some._settled(own.x, limits[0])] = outcome.UNSETTLED
+            ends = np.where(still, 0.0, ends)
+            at = going[done]
+            found.codes[0, at], found.x[at], found.values[:, at] = (
+                codes[done],
+                own.x[done],
+                own.values[:, done],
+            )
+            found.codes[1, going] += own.codes[1]
+            forces = own.multipliers[done, :k]
+            found.multipliers[at] = np.concatenate((forces, price[done], ends[done]), -1)
+            found.face[0][at] = np.where(still, 0.0, side)[done]
+            left.append(going[~solved])
+            again = solved & ~done
+            side = np.where(wrong, -side, side)[again]
+            going = going[again]
+        return np.concatenate([*left, going])
+
+    def _sided(self, side: Array) -> Polyhedra:  # (B, n)
+        """The rows and bounds on these sides of c, and below those of G the budget."""
+        base, c, count = self.base, self.centre, len(side)
+        row = self.weight * side
+        G = np.broadcast_to(base.G, (count, *base.G.shape[1:]))
+        h = np.broadcast_to(base.h, (count, base.h.shape[1]))
+        total = self.radius + (row * c).sum(-1, keepdims=True)
+        rows = np.concatenate((G, row[:, None]), 1), np.concatenate((h, total), -1)
+        lower = np.where(side > 0, np.maximum(base.lower, c), base.lower)
+        upper = np.where(side < 0, np.minimum(base.upper, c), base.upper)
+        G, h, lower, upper = map(np.ascontiguousarray, (*rows, lower, upper))
+        return replace(base, G=G, h=h, lower=lower, upper=upper)
 
     def _split(self, objective: Arrays, found: Results, going: Array, limits: Limits) -> None:
         """Solve these problems for u and v."""

@@ -206,18 +206,19 @@ def _most_violated(least, most, level, width, state, noise):
 
 
 @kernel
-def climb(columns, width, least, most, held, count, firm, y, level, state, limit):
+def climb(columns, width, least, most, held, count, firm, y, level, state, size, limit):
     """Let rows join until none is violated by more than rounding.
 
     y is the point next to y₀ on the rows that are held, ``state`` is 1 for their columns and for
-    others that are not to be looked at. Returns how many are held and how many steps it took, which
+    others that are not to be looked at. Rounding is that of y, and of what has the length ``size``
+    where y may vanish beside what it is the sum of. Returns how many are held and how many steps it took, which
     is negative for why there was no end: no point, or too many steps.
     """
     n = len(y)
     taken = 0
     while taken < limit:
         levels(columns, y, width, level)
-        noise = ROUNDING * DOUBLE * np.sqrt(dot(y, y, n))
+        noise = ROUNDING * DOUBLE * (np.sqrt(dot(y, y, n)) + size)
         place, side, excess = _most_violated(least, most, level, width, state, noise)
         if place < 0:
             return count, taken

@@ -182,8 +182,10 @@ def share(rows, columns, width, held, count, state, values):
 
 
 @kernel
-def settle(rows, width, lower, upper, x, eps):
+def settle(rows, width, state, lower, upper, x, eps):
     """Round x to its dtype, between bounds; False if a row is off by more than that does to it.
+
+    Bounds that are met but are not held, as others imply them, are met exactly.
 
     All entries of x have the rounding of the largest one, also where the terms of a row vanish.
     """
@@ -191,6 +193,10 @@ def settle(rows, width, lower, upper, x, eps):
     base = len(E) + len(G)
     for i in range(len(x)):
         x[i] = min(max(rounded(x[i], eps), lower[i]), upper[i])
+    for c in range(width):
+        if which[c] >= base and state[c] == IDLE:
+            i = which[c] - base
+            x[i] = lower[i] if x[i] - lower[i] < upper[i] - x[i] else upper[i]
     farthest = largest(x, len(x))
     for c in range(width):
         if which[c] >= base:

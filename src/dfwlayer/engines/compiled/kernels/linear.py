@@ -59,6 +59,7 @@ from dfwlayer.engines.compiled.kernels.metric import (
 )
 from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, symmetric
 from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, largest, listed, reduced
+from dfwlayer.engines.compiled.kernels.tied import balance
 
 __all__ = ["adjoint", "search"]
 
@@ -84,6 +85,17 @@ def _equations(columns, low, high, base, width, held, state):
 
 
 @kernel
+def _keep(held, count, state, width, to, to_state):
+    """Copy the rows that are held, without their forces, and what all rows are."""
+    for i in range(count):
+        copy(held.T[i], to.T[i])
+        copy(held.Q[i], to.Q[i])
+        to.places[i], to.sides[i], to.forces[i] = held.places[i], held.sides[i], 0.0
+    for c in range(width):
+        to_state[c] = state[c]
+
+
+@kernel
 def _approach(
     P, q, rows, columns, width, sides, kind, L, held, firm, start, y, level, state, x, limit,
 ):  # fmt: skip
@@ -98,7 +110,7 @@ def _approach(
         before = count
         count = hold(least, most, held, count, firm, start, y, state)
         count, more = climb(
-            columns, width, least, most, held, count, firm, y, level, state, limit - taken
+            columns, width, least, most, held, count, firm, y, level, state, 0.0, limit - taken
         )
         if more < 0:
             return count, more
@@ -156,7 +168,9 @@ def _on_disk(stamp):
         least, most_of, level = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
         which, before = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
         state = np.empty(total_rows, np.int64)
-        kind, known = 0, -1
+        # the equations, for the next problem if it has the same ones
+        first_held, first_state = prepared(n), np.empty(total_rows, np.int64)
+        kind, known, firm = 0, -1, NOTHING
         limit = NOTHING + int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
@@ -189,14 +203,20 @@ def _on_disk(stamp):
                     kind = RIDGE
             same = same and len(E) == 1 and len(G) == 1 and width == known
             for c in range(width):
-                same = same and which[c] == before[c]
-                before[c] = which[c]
+                kept = which[c] if low[c] == high[c] else -1 - which[c]  # equations are told apart
+                same = same and kept == before[c]
+                before[c] = kept
             if not same:
                 reduced(L, rows, base, width, columns)
             known = width
             for c in range(width):
                 least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
-            firm = _equations(columns, low, high, base, width, held, state)
+            if not same:
+                firm = _equations(columns, low, high, base, width, held, state)
+                if len(E) == 1:
+                    _keep(held, firm, state, width, first_held, first_state)
+            else:
+                _keep(first_held, firm, first_state, width, held, state)
             point = x[b]
             fill(0.0, point)
             sides = least, most_of
@@ -233,7 +253,7 @@ def _on_disk(stamp):
             if missed > 0 and not missed <= CLEAR * DOUBLE * largest(point, n):
                 codes[0, b] = outcome.UNFIT
                 continue
-            if not settle(rows, width, lower, upper, point, eps):
+            if not settle(rows, width, state, lower, upper, point, eps):
                 codes[0, b] = outcome.UNSETTLED
                 continue
             found, code = multipliers[b], outcome.SOLVED
@@ -257,7 +277,15 @@ def _on_disk(stamp):
             if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
-            share(rows, columns, width, held, count, state, found)
+            if shared:
+                sure = balance(
+                    rows, columns, width, held, count, firm, state, point, rough, strict, found
+                )
+                # otherwise normals of further rows are sums of those that hold x, whose directions
+                # are known if all of them have a force
+                code = code if sure else (outcome.TIED if strict else outcome.SHARED)
+            else:
+                share(rows, columns, width, held, count, state, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             farthest = largest(point, n)
             steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
@@ -268,9 +296,7 @@ def _on_disk(stamp):
                 codes[0, b] = outcome.UNPROVEN
                 continue
             values[0, b], values[1, b] = total, gap
-            # normals of further rows are sums of those that hold x: these leave the same directions
-            codes[0, b] = (outcome.TIED if strict else outcome.SHARED) if shared else code
-            codes[1, b] = taken
+            codes[0, b], codes[1, b] = code, taken
 
     @entry
     def adjoint(
