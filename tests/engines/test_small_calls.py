@@ -155,6 +155,7 @@ def test_settings_that_are_equal_but_of_another_type_are_not_taken_for_each_othe
         solve(Quadratic(P, q), LpBall(1, radius), shape=4)
 
 
+@pytest.mark.filterwarnings("ignore:.*")  # of torch.jit.trace
 def test_what_follows_a_call_is_asked_for_in_every_call():
     P, q, radius = _problem()
     at = solve(Quadratic(P, q), LpBall(1, radius)).x
