@@ -125,6 +125,21 @@ def test_other_coordinates_take_ties_along(seed):
     close(own, (along(1e-5) - along(-1e-5)) / 2e-5, 1e-5)
 
 
+def test_rows_that_are_the_same_and_carry_nothing():
+    """x moves as without them, whatever rounding makes of their forces."""
+    x = torch.tensor([3.0, 3.0, -2.0], dtype=F64)
+    P = torch.tensor([[2.0, 0.5, 0.25], [0.5, 1.5, -0.125], [0.25, -0.125, 3.0]], dtype=F64)
+    A = torch.tensor([[1.0, -2.0, 0.0]], dtype=F64)
+    parts = {"P": P, "q": -P @ x - A[0], "A": A, "b": A @ x}
+    parts = {name: leaf(part) for name, part in parts.items()}
+    free = torch.autograd.grad(solved(parts).x.sum(), parts["q"])[0]
+    G = torch.tensor([[-9.0, 0.0, 9.0], [-6.0, 0.0, 6.0]], dtype=F64)
+    parts |= {"G": leaf(G), "h": leaf(G @ x)}
+    own = torch.autograd.grad(solved(parts).x.sum(), [parts["q"], parts["h"]])
+    close(own[0], free, 1e-12)
+    assert not own[1].any()
+
+
 def test_flows_in_a_network():
     """Nothing flows through most nodes, whose equations depend on bounds then."""
     posed = make("tiny-paths", 0)
