@@ -6,6 +6,7 @@ import torch
 import dfwlayer as dfw
 from compiled_cases import F32, F64, answers, attempted, close, leaf
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled import budgets
 
 N = 7
 
@@ -159,3 +160,27 @@ def test_two_budgets_are_left():
     parts = parts_of(())
     sets = (*SETS["both"](parts), dfw.LpBall(1, 2.0))
     assert attempted(dfw.Quadratic(parts["P"], parts["q"]), dfw.Intersection(*sets)) is None
+
+
+def test_signs_turn_where_the_budget_has_to_hold_the_other_side(monkeypatch):
+    """The programs on sides of the centre end where the one of both parts of x − c ends."""
+    make = torch.Generator().manual_seed(3)
+    root = torch.randn(64, N, 2, dtype=F64, generator=make)
+    P = 10 * root @ root.mT + 0.1 * torch.eye(N, dtype=F64)
+    parts = parts_of((64,)) | {"P": leaf(P)}
+    parts["q"] = leaf(0.3 * torch.randn(64, N, dtype=F64, generator=make))
+    rounds, sided = [], budgets.Budgets._sided
+    monkeypatch.setattr(
+        budgets.Budgets, "_sided", lambda self, side: rounds.append(len(side)) or sided(self, side)
+    )
+    found = [solved(parts, "capped simplex")]
+    assert len(rounds) > 1  # some signs were turned
+    assert rounds[0] > 32
+    monkeypatch.setattr(budgets, "TURNS", 0)
+    found.append(solved(parts, "capped simplex"))
+    v = torch.linspace(0.5, 1.5, N, dtype=F64)
+    inputs = [parts[name] for name in ("P", "q", "held", "turnover", "cap")]
+    gradients = [torch.autograd.grad((sol.x * v).sum() + sol.value.sum(), inputs) for sol in found]
+    close(found[0].x, found[1].x, 1e-12)
+    for one, other in zip(*gradients, strict=True):
+        close(one, other, 1e-9)

@@ -238,15 +238,6 @@ def test_rows_that_are_met_without_a_force():
     assert not any(part.any() for part in gradients[2:])
 
 
-def test_normals_that_depend_on_each_other_are_left():
-    """There is more than one set of multipliers then: five rows through a point of the plane."""
-    parts = {"P": leaf(torch.eye(2, dtype=F64)), "q": leaf(torch.tensor([-9.0, -8.0], dtype=F64))}
-    angles = torch.linspace(0.1, 1.4, 5, dtype=F64)
-    parts["G"] = leaf(torch.stack((angles.cos(), angles.sin()), -1))
-    parts["h"] = leaf(parts["G"].detach() @ torch.tensor([1.0, 2.0], dtype=F64))
-    assert attempted(*problem(**parts)) is None
-
-
 def test_f_that_bends_up_on_the_equations_only():
     """As in control: states without a cost, which the equations tie to inputs that have one."""
     parts = random(14, 12, 8, 4, (3,), box=False)

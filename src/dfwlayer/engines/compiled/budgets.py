@@ -7,9 +7,9 @@ by the price λ of the budget. It would move to the other side if μ_i > 2λ w_i
 turned. As x is in the next program as well, f falls with each of them, and few are needed.
 
 What that does not solve, as no point is on those sides of c for instance, is a program over rows of
-2n coordinates, x = c + u − v with u, v ≥ 0 and Σ w_i (u_i + v_i) ≤ t. Of the u_i and v_i one is zero
-where the budget is a force, and both are where x_i stays at c_i. On the face of the solution the
-budget is a row w ∘ sign(x − c), and so it is differentiated.
+2n coordinates, x = c + u − v with u, v ≥ 0 and Σ w_i (u_i + v_i) ≤ t. Of the u_i and v_i one is
+zero where the budget is a force, and both are where x_i stays at c_i. On the face of the solution
+the budget is a row w ∘ sign(x − c), and so it is differentiated.
 """
 
 from __future__ import annotations

@@ -207,11 +207,14 @@ class _Group(NamedTuple):
 
     parameters: list[int]
     batched: bool
+    one: bool  # whether there are constants, which are multiples of the term 1
     left: Tensor  # the products among the terms
     right: Tensor
     levels: list[int]  # how many products are known after each round
     matrix: _Sparse
     names: list[str]
+    shapes: list[tuple[int, ...]]
+    sizes: list[int]
 
 
 @dataclass
@@ -254,10 +257,11 @@ class Arrays:
             vector = self._vector(group, parameters, batched, sizes[0] if sizes else 0)
             values = _product(vector, group.matrix)
             lead = values.shape[:-1]
-            shapes = [self.arrays[name].shape for name in group.names]
-            split = torch.split(values, [self.arrays[name].size for name in group.names], -1)
-            for name, shape, part in zip(group.names, shapes, split, strict=True):
-                found[name] = part.reshape((*lead, *shape))
+            # what is done to tensors here counts twice, as autograd goes the same way back
+            lone = len(group.names) == 1
+            split = (values,) if lone else torch.split(values, group.sizes, -1)
+            for name, shape, part in zip(group.names, group.shapes, split, strict=True):
+                found[name] = part if len(shape) == 1 else part.reshape((*lead, *shape))
         return found
 
     def _vector(
@@ -266,11 +270,12 @@ class Arrays:
         """The terms, (k) or (B, k)."""
         lead = (batch,) if group.batched else ()
         used = [parameters[i] for i in group.parameters]
-        parts = [used[0].new_ones(*lead, 1)] + [
+        parts = [used[0].new_ones(*lead, 1)] if group.one else []
+        parts += [
             p.expand(*lead, p.shape[-1]) if group.batched and not batched[i] else p
             for i, p in zip(group.parameters, used, strict=True)
         ]
-        vector, done = torch.cat(parts, -1), 0
+        vector, done = parts[0] if len(parts) == 1 else torch.cat(parts, -1), 0
         for end in group.levels:
             left, right = (
                 vector[..., side[done:end].to(vector.device)] for side in (group.left, group.right)
@@ -298,7 +303,8 @@ class Arrays:
         parameters = [i for i in range(len(terms.sizes)) if wanted[first[i] : first[i + 1]].any()]
         # the terms by their numbers in the vector of this group
         number, level = np.full(count, -1), np.zeros(count, np.int64)
-        number[ONE], size = 0, 1
+        one = bool(wanted[ONE])
+        number[ONE], size = 0, int(one)
         for i in parameters:
             number[first[i] : first[i + 1]] = np.arange(size, size + terms.sizes[i])
             size += terms.sizes[i]
@@ -314,7 +320,11 @@ class Arrays:
         )
         matrix = self._stacked(names, number, size + len(products))
         ends = [int(end) for end in levels]
-        return _Group(parameters, batched, left, right, ends, _Sparse(matrix), names)
+        shapes = [self.arrays[name].shape for name in names]
+        sizes = [self.arrays[name].size for name in names]
+        return _Group(
+            parameters, batched, one, left, right, ends, _Sparse(matrix), names, shapes, sizes
+        )
 
     def _stacked(self, names: list[str], number: Integers, width: int) -> Any:
         """The maps of some arrays, one above the other."""

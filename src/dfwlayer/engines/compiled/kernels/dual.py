@@ -211,8 +211,8 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, size,
 
     y is the point next to y₀ on the rows that are held, ``state`` is 1 for their columns and for
     others that are not to be looked at. Rounding is that of y, and of what has the length ``size``
-    where y may vanish beside what it is the sum of. Returns how many are held and how many steps it took, which
-    is negative for why there was no end: no point, or too many steps.
+    where y may vanish beside what it is the sum of. Returns how many are held and how many steps it
+    took, which is negative for why there was no end: no point, or too many steps.
     """
     n = len(y)
     taken = 0

@@ -138,11 +138,12 @@ def counted(state, width, what):
 
 
 @kernel
-def share(rows, columns, width, held, count, state, values):
+def share(rows, columns, width, held, count, state, rough, values):
     """Among rows that depend on others, what these carry: the values of least norm.
 
     The values (·,) of the rows that are held become those with the same Σ v_j n_j for which the
-    sum of (|n_j| v_j)² is least, |n_j| the largest entry, but for bounds.
+    sum of (|n_j| v_j)² is least, |n_j| the largest entry, but for bounds. What rounding makes of
+    nothing, no more than ``rough`` of a unit normal that is no equation, is nothing.
     """
     n, base, which, lengths = len(held.normal), len(rows.E) + len(rows.G), rows.which, rows.lengths
     every = counted(state, width, DEPENDS)
@@ -179,6 +180,9 @@ def share(rows, columns, width, held, count, state, values):
         values[index[a]] = right[a]
         for i in range(count):
             values[which[held.places[i]]] -= right[a] * parts[a, i]
+    for c in range(width):
+        if rows.low[c] != rows.high[c] and abs(values[which[c]]) * lengths[c] <= rough:
+            values[which[c]] = 0.0
 
 
 @kernel

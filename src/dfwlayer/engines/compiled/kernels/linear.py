@@ -285,7 +285,7 @@ def _on_disk(stamp):
                 # are known if all of them have a force
                 code = code if sure else (outcome.TIED if strict else outcome.SHARED)
             else:
-                share(rows, columns, width, held, count, state, found)
+                share(rows, columns, width, held, count, state, rough, found)
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             farthest = largest(point, n)
             steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
@@ -348,7 +348,7 @@ def _on_disk(stamp):
                 for i in range(count):
                     c = held.places[i]
                     nu[b, which[c]] = held.along[i] / lengths[c]
-                share(rows, columns, width, held, count, state, nu[b])
+                share(rows, columns, width, held, count, state, -1.0, nu[b])
                 continue
             for _ in range(2):  # the second time for the rounding of the first
                 product(own_P, out, z)
@@ -369,7 +369,7 @@ def _on_disk(stamp):
                     nu[b, which[c]] += held.along[i] / lengths[c]
                     if which[c] >= ties:
                         out[which[c] - ties] = 0.0
-            share(rows, columns, width, held, count, state, nu[b])
+            share(rows, columns, width, held, count, state, -1.0, nu[b])
 
     return search, adjoint
 

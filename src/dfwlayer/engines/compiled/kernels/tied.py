@@ -59,7 +59,7 @@ def _ways_out(columns, width, part, sides, pool, firm, ways):
     least, most, level = np.zeros(width), np.zeros(width), np.empty(width)
     shut, start, d = np.ones(width, np.int64), np.empty(n), np.empty(n)
     for asked in range(width):
-        if part[asked] != ASKED or ways[asked] != 0:
+        if part[asked] != ASKED:
             continue
         for c in range(width):
             if part[c] == ASKED or part[c] == HOLDS:
@@ -83,9 +83,9 @@ def _ways_out(columns, width, part, sides, pool, firm, ways):
             ways[asked] += sides[asked]
             for i in range(count):
                 c = pool.places[i]
-                ways[c] += pool.sides[i] * pool.forces[i]
-                if part[c] == ASKED and pool.forces[i] > STAYS:
-                    part[c] = HOLDS
+                if i < firm or pool.forces[i] > STAYS:
+                    ways[c] += pool.sides[i] * pool.forces[i]
+                    part[c] = HOLDS if i >= firm else part[c]
             part[asked] = HOLDS
             continue
         part[asked] = ABSENT
@@ -136,7 +136,7 @@ def _least(rows, columns, width, part, forces, pool, state, values):
             for i in range(count):
                 to = pool.places[i]
                 values[rows.which[to]] += forces[c] * pool.along[i] / rows.lengths[to]
-    share(rows, columns, width, pool, count, state, values)
+    share(rows, columns, width, pool, count, state, -1.0, values)
 
 
 @kernel
