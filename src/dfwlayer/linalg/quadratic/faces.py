@@ -86,8 +86,12 @@ def given(program: Program | Thin, found: Interior) -> Corner | None:
         return None  # zero may be meant
     none = torch.zeros_like(found.empty)
     at = Corner(x, nu, torch.where(held, z, 0), found.holds, none)
-    beside = (x - found.x).abs().amax(-1) <= found.x.abs().amax(-1) + 1
-    exact = _judged(program, at, held).exact & beside & (found.off <= NEAR)
+    verdict = _judged(program, at, held)
+    if not bool(verdict.exact.all()) and torch.equal(verdict.wanted, at.active):
+        at = _moved(program, at, at.active)  # the face is right, and pivots give more digits
+        verdict = _judged(program, at, held)
+    beside = (at.x - found.x).abs().amax(-1) <= found.x.abs().amax(-1) + 1
+    exact = verdict.exact & beside & (found.off <= NEAR)
     return at._replace(exact=exact) if bool(exact.all()) else None
 
 

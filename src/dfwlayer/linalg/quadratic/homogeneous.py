@@ -24,6 +24,7 @@ from dfwlayer.linalg.quadratic.thin import Thin, small_or_thin
 __all__ = ["Interior", "faster", "interior", "offer"]
 
 STEPS = 100
+FASTER = 200  # the same of code that was offered, whose steps cost less and may begin anew
 ENOUGH = 1e-12  # residuals and gap, relative, that leave no doubt about the face
 PROVEN = 1e-8  # what a proof may be off by, relative to what it proves
 BOUNDARY = 0.99  # of the way to where a number would be zero
@@ -66,7 +67,7 @@ def faster(program: Program | Thin, most: int = STEPS) -> Interior | None:
     thin = small_or_thin(program)
     if thin is not None:
         for walk in _offered:
-            found = walk(thin, min(most, STEPS))
+            found = walk(thin, min(most, FASTER))
             if found is not None:
                 return found
     return None
