@@ -125,7 +125,7 @@ def project(z: Any, constraint: Described, **options: Any) -> jax.Array:
 
 def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
     """Arrays of JAX, those of floating point in one precision."""
-    arrays = [value if isinstance(value, jax.Array) else jnp.asarray(value) for value in given]
+    arrays = [_array(value) for value in given]
     for name, a in zip(names, arrays, strict=True):
         if str(a.dtype) not in DTYPES:
             raise ValueError(
@@ -136,9 +136,15 @@ def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
         return arrays
     dtype = jnp.result_type(*(a for a, real in zip(arrays, floating, strict=True) if real))
     return [
-        a.astype(dtype) if real and a.dtype != dtype else a
+        # also of this dtype, as a traced one may stand for a number of Python
+        a.astype(dtype) if real and (a.dtype != dtype or _traced([a])) else a
         for a, real in zip(arrays, floating, strict=True)
     ]
+
+
+def _array(value: Any) -> jax.Array:
+    """The value itself where it is one; asking JAX for that takes long."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def _specs(arrays: Sequence[Any]) -> tuple[Spec, ...]:
