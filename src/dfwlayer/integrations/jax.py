@@ -111,6 +111,8 @@ def solve(
     given = [*objective.arrays, *constraint.arrays] + [x0] * problem.start
     arrays = _alike(names, given)
     problem.fit(_specs(arrays))
+    if not _traced(arrays):  # nobody differentiates, maps or compiles
+        return Solution(*_host(_Solve(problem), arrays))
     return Solution(*_differentiable(_Solve(problem))(*arrays))
 
 
@@ -121,7 +123,7 @@ def project(z: Any, constraint: Described, **options: Any) -> jax.Array:
 
 def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
     """Arrays of JAX, those of floating point in one precision."""
-    arrays = [jnp.asarray(value) for value in given]
+    arrays = [_array(value) for value in given]
     for name, a in zip(names, arrays, strict=True):
         if str(a.dtype) not in DTYPES:
             raise ValueError(
@@ -131,7 +133,16 @@ def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
     if not any(floating):
         return arrays
     dtype = jnp.result_type(*(a for a, real in zip(arrays, floating, strict=True) if real))
-    return [a.astype(dtype) if real else a for a, real in zip(arrays, floating, strict=True)]
+    return [
+        # also of this dtype, as a traced one may stand for a number of Python
+        a.astype(dtype) if real and (a.dtype != dtype or _traced([a])) else a
+        for a, real in zip(arrays, floating, strict=True)
+    ]
+
+
+def _array(value: Any) -> jax.Array:
+    """The value itself where it is one; asking JAX for that takes long."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def _specs(arrays: Sequence[Any]) -> tuple[Spec, ...]:
@@ -254,16 +265,28 @@ def _laid_out(tensor: Tensor, spec: Spec, layout: Layout) -> Tensor:
 # what happens on the side of JAX
 
 
+def _traced(arrays: Sequence[Any]) -> bool:
+    """Whether one of them stands for values that are not known, or are followed."""
+    return any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
 def _host(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
     """Call the recipe, at once where values are known, or as a part of the program."""
     specs = _specs(arrays)
-    if not any(isinstance(a, jax.core.Tracer) for a in arrays):
-        return [jnp.asarray(out) for out in _called(recipe, specs, arrays)]
+    if not _traced(arrays):
+        outs: list[Any] = jax.device_put(_called(recipe, specs, arrays))  # all at once
+        return outs
     shapes: Any = [jax.ShapeDtypeStruct(*out) for out in recipe.outputs(specs)]  # type: ignore[no-untyped-call]
     found: list[Any] = jax.pure_callback(
-        lambda *values: _called(recipe, specs, values), shapes, *arrays, vmap_method="expand_dims"
+        _callback(recipe, specs), shapes, *arrays, vmap_method="expand_dims"
     )
     return found
+
+
+@lru_cache(maxsize=256)
+def _callback(recipe: _Recipe, specs: tuple[Spec, ...]) -> Callable[..., list[np.ndarray]]:
+    """The recipe as JAX calls it; the same function each time, or JAX would compile it anew."""
+    return lambda *values: _called(recipe, specs, values)
 
 
 def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> list[np.ndarray]:

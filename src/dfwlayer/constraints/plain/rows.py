@@ -105,9 +105,9 @@ class PlainRows(Plain):
         back, inner, room = (part.double() for part in (self.back, self.inner, self.room))
         u = (z - self.pulled.double()) @ back
         if len(room):
-            force = _lemke(inner @ inner.transpose(-2, -1), room - u @ inner.transpose(-2, -1), room, steps)
-            y = u - force @ inner
-            beyond = (y @ inner.transpose(-2, -1) / room).amax(-1, keepdim=True)
+            across = inner.transpose(-2, -1)
+            y = u - _lemke(inner @ across, room - u @ across, room, steps) @ inner
+            beyond = (y @ across / room).amax(-1, keepdim=True)
             u = y / beyond.clamp_min(1.0)
         return self.centre.double() + u @ back.transpose(-2, -1)
 
