@@ -68,7 +68,9 @@ def judge(progress: Progress, rows: Mask) -> None:
         if at.x.dtype == torch.float32:
             # f may fall by less than the rounding of its terms; double precision sees more
             over = over | (progress.tried & (progress.unhalved >= patience))
-        floor = progress.best_gap <= maximum(FLOOR * noise, blur)
+        # ⟨g, x⟩ may be far smaller than its terms, whose rounding it has all the same
+        terms = progress.gap_blur(at.x.abs(), at.gradient.abs())
+        floor = progress.best_gap <= maximum(FLOOR * noise, terms)
         # so close to rounding, f may fall by its own rounding for ever where it tends to zero
         weary = progress.tried & (progress.unhalved >= patience)
         # and so may the gap fall and rise, by factors, where rounding is all of it

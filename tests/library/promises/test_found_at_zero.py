@@ -86,3 +86,17 @@ def test_ill_conditioned_fits_on_the_edge_of_a_ball_and_a_box(kind, condition):
     with compiled.using(False):
         sol = dfw.solve(f, cut)
     assert arrived(sol).all()
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0**50, 2.0**-50])
+def test_a_linear_function_whose_terms_cancel(value):
+    """f* = 0 is a sum of terms that are not: what rounding leaves of these is all of the gap."""
+    v = torch.randint(-3, 4, (64, 2), dtype=F64)
+    v[(v == 0).all(-1)] = 1.0
+    c = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)  # vvᵀ, whose least eigenvalue is zero
+    k = torch.randint(-3, 4, (64, 1), dtype=F64)
+    c = c + k * torch.tensor([0.0, 1.0, -1.0, 0.0], dtype=F64)  # nothing beside a symmetric x
+    f = dfw.Smooth(lambda x, c: value * (c * x).sum(-1), c, shape=(4,))
+    sol = dfw.solve(f, dfw.Spectraplex(1.0))
+    assert arrived(sol).all()
+    assert (sol.value.abs() <= 1e-14 * value * c.abs().sum(-1)).all()
