@@ -113,7 +113,7 @@ def test_terms_that_cancel_are_told_by_the_largest_entry():
     assert torch.isfinite(torch.autograd.grad(sol.x.sum(), q)[0]).all()
 
 
-def test_rows_that_depend_on_each_other_where_no_gradient_in_them_is_asked_for():
+def test_rows_that_depend_on_each_other():
     """Five rows through a point of the plane: many sets of multipliers, and one x, which stays."""
     P, q = torch.eye(2, dtype=F64), torch.tensor([-9.0, -8.0], dtype=F64)
     angles = torch.linspace(0.1, 1.4, 5, dtype=F64)
@@ -125,8 +125,11 @@ def test_rows_that_depend_on_each_other_where_no_gradient_in_them_is_asked_for()
     objective, constraint = problem(P, leaf(q), G=G, h=G @ at)
     moved = torch.autograd.grad(solved(objective, constraint).x.sum(), q)[0]
     assert float(moved.abs().max()) < 1e-15
-    objective, constraint = problem(P, q, G=G, h=leaf(G @ at))
-    assert attempted(objective, constraint) is None
+    h = leaf(G @ at)
+    objective, constraint = problem(P, q, G=G, h=h)
+    (moved,) = torch.autograd.grad(solved(objective, constraint).x.sum(), h)
+    # where the rows go on meeting in a point, h = G y, that point is x
+    close(moved @ G, torch.ones(2, dtype=F64), 1e-12)
     with torch.no_grad():
         close(solved(objective, constraint).x, at, 1e-14)
 
@@ -168,7 +171,19 @@ def test_many_multipliers_and_one_derivative_in_the_data_of_f(data):
     close(sol.x, expected.x, 1e-12)
     for own, other in zip(gradients, right, strict=True):
         close(own, other, 1e-9)
-    # derivatives in the rows depend on which multipliers those are
-    asked = dfw.Polyhedron(A=A, b=leaf(total.clone()), lower=0.0)
+    # derivatives in the sides depend on which multipliers those are, but not along moves of b
+    # that coordinates inside of their bounds can follow
+    sides = leaf(total.expand(24, -1).clone())
+    asked = dfw.Polyhedron(A=A, b=sides, lower=0.0)
     rest = attempted(objective, asked, tol=1e-9)
-    assert rest is None or rest.left.any()
+    assert rest is not None
+    assert rest.left is None or rest.left.sum() <= 2
+    v = torch.randn(24, n, dtype=F64, generator=gen)
+    answered = dfw.solve(objective, asked, tol=1e-9)
+    (own,) = torch.autograd.grad((v * answered.x).sum(), sides)
+    with compiled.using(False):
+        expected = dfw.solve(objective, asked, tol=1e-9)
+        (other,) = torch.autograd.grad((v * expected.x).sum(), sides)
+    free = (expected.x > 1e-6).to(F64)
+    close((own @ A) * free, (other @ A) * free, 1e-8)
+    assert float(((other @ A) * free).abs().max()) > 0.1
