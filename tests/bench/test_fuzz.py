@@ -25,7 +25,6 @@ from dfwlayer_bench.fuzz.checks import Judge
 from dfwlayer_bench.fuzz.composed import CutRow
 from dfwlayer_bench.fuzz.data import LONG, Draw, Param
 from dfwlayer_bench.fuzz.gradients import GradientProblem, solve_on_face
-from dfwlayer_bench.fuzz.limits import patiently
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.polyhedra import CappedRow
 from dfwlayer_bench.fuzz.problems import SETS, Problem
@@ -399,22 +398,3 @@ def test_float32_beside_a_level_that_is_out_of_reach(monkeypatch: pytest.MonkeyP
     worse = replace(seen, x=np.array([seen.x[0], [0.5, 0.4, 0.1]], LONG))
     judge_.precision(worse, np.array([True, True]))
     assert [(f.kind, f.row) for f in judge_.failures] == [("precision", 1)]
-
-
-def test_a_call_that_took_too_long_is_made_once_more() -> None:
-    """A busy machine may slow down one call, and what hangs hangs twice."""
-    calls = []
-
-    def busy_once() -> int:
-        calls.append(0)
-        while len(calls) == 1:
-            pass
-        return len(calls)
-
-    def stuck() -> None:
-        while True:
-            pass
-
-    assert patiently(0.05, busy_once) == 2
-    with pytest.raises(TimeoutError, match="more than"):
-        patiently(0.05, stuck)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from dfwlayer_bench.fuzz.data import LONG, Array, wide
-from dfwlayer_bench.fuzz.limits import LONGER, limited, patiently
+from dfwlayer_bench.fuzz.limits import limited
 from dfwlayer_bench.fuzz.objectives import QuadraticRow, Units
 from dfwlayer_bench.fuzz.problems import Problem, draw_problem
 
@@ -36,7 +36,7 @@ TOL = 1e-5  # the default of `dfwlayer.solve`
 FLOOR = 32.0  # times the rounding of the terms: what a dtype cannot tell
 CONVERGED, MAX_STEPS, ROUNDING_FLOOR, NONFINITE, NOT_CONVEX, UNBOUNDED = range(6)
 LITERAL = 200_000  # characters that a script may spell numbers out in
-SECONDS = 30  # of processor time, for a batch of small problems
+SECONDS = 30  # for a batch of small problems
 STEPS = 60  # of the reference that looks for better points
 
 
@@ -101,8 +101,8 @@ class Judge:
     def solved(self, problem: Problem, what: str, **options: Any) -> Seen | None:
         """The library's solution, or a failure."""
         try:
-            with torch.no_grad():
-                return Seen.of(problem, patiently(SECONDS, lambda: problem.solve(**options)))
+            with torch.no_grad(), limited(SECONDS):
+                return Seen.of(problem, problem.solve(**options))
         except Exception as error:
             self.refused(what, error)
             return None
@@ -339,9 +339,8 @@ class Judge:
                 self.fail(found.kind, row, found.message)
             return
         try:
-            with torch.no_grad():
-                wide = q.tensors("float64")
-                double = Seen.of(q, patiently(SECONDS, lambda: q.solve(wide)))
+            with torch.no_grad(), limited(SECONDS):
+                double = Seen.of(q, q.solve(q.tensors("float64")))
         except Exception as error:
             self.refused("in float64: ", error)
             return
@@ -362,10 +361,9 @@ class Judge:
             return
         tensors = q.tensors(learned=True)
         try:
-            x = patiently(SECONDS, lambda: q.solve(tensors)).x
-            arriving = torch.tensor(rng.standard_normal(tuple(x.shape)), dtype=x.dtype)
-            with limited(SECONDS * LONGER):  # which cannot be made twice
-                x.backward(arriving)
+            with limited(SECONDS):
+                x = q.solve(tensors).x
+                x.backward(torch.tensor(rng.standard_normal(tuple(x.shape)), dtype=x.dtype))
         except Exception as error:
             self.refused("backward: ", error)
             return
