@@ -225,16 +225,6 @@ def _outcome(
     status = torch.where(
         unfinished & blurred & (found.missed <= FEASIBLE), int(Status.ROUNDING_FLOOR), status
     )
-    # a face may be taken for the right one by mistake, which the certificate does not make; f and
-    # its terms may be zero at x, but not at points whose entries are as large as the largest of x
-    span = at.abs().amax(-1, keepdim=True)
-    reach = ((model.terms(span.expand_as(at)) + model.linear.abs()) * span).sum(-1)
-    known = torch.finfo(x.dtype).eps ** 0.5 * (least + sums)
-    wide = torch.isfinite(gap) & (
-        gap > torch.maximum(known, 256 * torch.finfo(x.dtype).eps * reach)
-    )
-    wide = wide & (span.squeeze(-1) > 0)  # at x = 0 there is nothing to compare a gap with
-    status = torch.where((status == FLOOR) & wide, int(Status.STALLED), status)
     terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(
