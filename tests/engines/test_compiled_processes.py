@@ -1,6 +1,7 @@
 """Where compiled code runs: threads, processes, without Numba."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,18 @@ def test_is_loaded_when_needed_only():
         "assert 'numba' not in sys.modules; assert dfw.warm_up(); assert 'numba' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_is_not_loaded_where_it_is_turned_off():
+    code = (
+        "import sys, torch, dfwlayer as dfw\n"
+        "q = torch.ones(4, 3, dtype=torch.float64)\n"
+        "for _ in range(2):  # the second call is known by its signature\n"
+        "    dfw.solve(dfw.Quadratic(None, q), dfw.Box(-0.1, 0.1))\n"
+        "assert 'numba' not in sys.modules"
+    )
+    off = os.environ | {"DFWLAYER_COMPILED": "off"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=off)
 
 
 def test_warm_up_leaves_nothing_to_compile():

@@ -93,7 +93,7 @@ def test_feasible_and_certified_wherever_it_stops(name, dtype, place):
     stops = [("auto", max_steps, x0) for max_steps in STOPS for x0 in (None, far)]
     if place.engine == "eager":  # other methods are neither compiled nor recorded
         rest = [method for method in CASES[name].methods if method != "auto"]
-        stops += [(method, *each) for method in rest for each in ((1, far), (3, None), (40, far))]
+        stops += [(m, most, x0) for m in rest for most in (1, 3, 40) for x0 in (None, far)]
     for method, max_steps, x0 in stops:
         settings = {"method": method, "max_steps": max_steps, "x0": x0}
         sol = place.run(partial(solve, name, given, **settings))

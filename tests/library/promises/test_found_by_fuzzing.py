@@ -274,8 +274,8 @@ def test_products_with_a_hessian_are_taken_together():
 @pytest.mark.parametrize("constraint", [dfw.LpBall(1.0, 1000.0), dfw.Box(-1e8, 1e8)], ids=repr)
 def test_an_f_that_is_nearly_piecewise_linear(dtype, constraint):
     """Its model is linear almost everywhere, and there are many pieces."""
-    A, b = draw(40, 13, 11, seed=8, dtype=dtype), draw(40, 13, seed=9, dtype=dtype)
-    c = draw(40, 11, seed=10, dtype=dtype)
+    A, b = draw(100, 13, 11, seed=8, dtype=dtype), draw(100, 13, seed=9, dtype=dtype)
+    c = draw(100, 11, seed=10, dtype=dtype)
     f = dfw.Smooth(lambda x, A, b, c: huber(x, A, b) + 1.5 * (c * x).sum(-1), A, b, c, shape=(11,))
     sol = dfw.solve(f, constraint)
     assert all(int(s) in DONE for s in sol.status)

@@ -40,8 +40,8 @@ def attempt(
     wanted = settings.compiles and mode() != "off"
     if signature is not None:  # the processes that share a problem have none
         kind = signature.tensors[0].device.type
-        run = _loaded.get(kind) or _engine(kind)
-        return run(arguments, settings, signature) if wanted and run is not None else None
+        run = (_loaded.get(kind) or _engine(kind)) if wanted else None
+        return None if run is None else run(arguments, settings, signature)
     run = _engine(arguments.objective.device.type) if wanted else None
     shards = arguments.objective.shards
     if shards is None:
@@ -49,7 +49,7 @@ def attempt(
     # processes that share a problem go one way, so they wait for those that have to compile
     with using("wait"):
         ready = shards.all(run is not None and not busy())
-        return run(arguments, settings, signature) if ready and run is not None else None
+        return run(arguments, settings, None) if ready and run is not None else None
 
 
 def available(device: str = "cpu") -> bool:
