@@ -13,13 +13,14 @@ from torch import Tensor
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array
 
-__all__ = ["NO_FACTORS", "Adjoint", "Arrays", "Limits", "Results", "Sets"]
+__all__ = ["NO_FACTORS", "NO_ORDERS", "Adjoint", "Arrays", "Limits", "Results", "Sets"]
 
 Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
 Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
 
 
 NO_FACTORS: Array = np.empty((0, 0, 0))
+NO_ORDERS: Array = np.empty((0, 0), np.int64)
 
 
 class Results(NamedTuple):
@@ -31,6 +32,7 @@ class Results(NamedTuple):
     multipliers: Array  # (B, k)
     face: tuple[Array, ...]  # what else a set keeps, (B, n) each
     factors: Array = NO_FACTORS  # on the face of a single problem, (1, n, n), if kept
+    orders: Array = NO_ORDERS  # of their coordinates, (1, n + k)
 
     @classmethod
     def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:

@@ -21,6 +21,7 @@ from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import (
     NO_FACTORS,
+    NO_ORDERS,
     Adjoint,
     Arrays,
     Limits,
@@ -70,8 +71,10 @@ class Polytopes:
         places, sides = np.empty((batch, n), np.int8), np.empty((batch, n))
         values, codes = np.zeros((2, batch)), np.zeros((2, batch), np.int64)
         x, forces = np.empty((batch, n)), np.zeros((batch, k))
-        factors = np.empty(P.shape) if batch == 1 and P.size else NO_FACTORS
-        found = Results(x, values, codes, forces, (places, sides), factors)
+        factors, orders = NO_FACTORS, NO_ORDERS
+        if batch == 1 and P.size:
+            factors, orders = np.empty(P.shape), np.empty((1, n + k), np.int64)
+        found = Results(x, values, codes, forces, (places, sides), factors, orders)
         results = x, values, codes, places, sides, forces
         if self.projects(P):
             near = self.bodies, self.plan.blocks, *limits[:2]
@@ -79,7 +82,7 @@ class Polytopes:
             return found
         given = *objective, self.bodies, self.plan.blocks, start, *limits
         cost = 15 * n * n + n**3 // 3 + 1000 * n
-        spread(search.search, batch, cost, *given, *results, factors)
+        spread(search.search, batch, cost, *given, *results, factors, orders)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
@@ -89,7 +92,7 @@ class Polytopes:
         if self.projects(P):
             spread(nearest.adjoint, batch, 10 * n, self.bodies, *face, v, *out)
             return out
-        given = P, self.bodies, eps, *face, v, *out, found.factors
+        given = P, self.bodies, eps, *face, v, *out, found.factors, found.orders
         spread(search.adjoint, batch, n**3 // 6 + 100 * n, *given)
         return out
 
