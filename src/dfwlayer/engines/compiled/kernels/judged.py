@@ -78,7 +78,10 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
         moved, shaken = np.sqrt(dot(z, z, n)), 0.0
         if len(L) > 0:
             backward(L, z, n)
-        add(x, 1.0, z, n)
+        for i in range(n):
+            x[i] += z[i]
+            if abs(x[i]) <= 2 * DOUBLE * abs(z[i]):  # all of it was rounding, and so is the rest
+                x[i] = 0.0
         for i in range(count):
             held.forces[i] += held.along[i]
             shaken = max(shaken, abs(held.along[i]))
