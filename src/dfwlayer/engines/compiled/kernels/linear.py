@@ -39,6 +39,7 @@ from dfwlayer.engines.compiled.kernels.judged import (
     OPEN,
     counted,
     gap_of,
+    implied,
     judge,
     polish,
     settle,
@@ -276,6 +277,9 @@ def _on_disk(stamp):
                 found[which[c]] = held.sides[i] * force / lengths[c]
             if code != outcome.SOLVED:
                 codes[0, b] = code
+                continue
+            if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
+                codes[0, b] = outcome.DOUBTED
                 continue
             if shared:
                 sure = balance(
