@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -25,7 +25,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.norms import length_of, over_ball, settle
-from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import asked, bound_of, own, proven, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -139,18 +139,6 @@ def _secular(P, q, weight, radius, start, x, z, L):
     return 0.0, -outcome.LOST
 
 
-@kernel
-def _bound(P):
-    """A bound of ‖P‖, 0 where that is too small or too large for this code."""
-    bound = 1.0 if len(P) == 0 else 0.0
-    for i in range(len(P)):
-        total = 0.0
-        for j in range(len(P)):
-            total += abs(P[i, j])
-        bound = total if not total <= bound else bound  # keeps a NaN
-    return bound if SMALLEST < bound < LARGEST else 0.0
-
-
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -168,7 +156,7 @@ def _on_disk(stamp):
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
             fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L)
-            bound = _bound(own_P)
+            bound = bound_of(own_P)
             if not fit or bound == 0:
                 continue
             point, begin = x[b], start[own(b, start)]
