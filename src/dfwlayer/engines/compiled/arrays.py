@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.background import NotCompiledError, busy
+from dfwlayer.ops.values import Value
 
 __all__ = [
     "EPS",

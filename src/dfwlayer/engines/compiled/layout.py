@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, from_numpy
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import (
     EPS,
@@ -31,6 +30,7 @@ from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.signature import Signature
 from dfwlayer.ops.tensors import PLAIN
+from dfwlayer.ops.values import Value
 
 __all__ = ["Layout", "lay_out", "origin"]
 

@@ -25,6 +25,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
+    forces,
     minimise,
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
@@ -96,12 +97,7 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         where = places[i]
         if low == high:
             continue
-        r, hold = px[i] + q[i], 0.0
-        for row in range(table.ROWS, k):
-            if body[row, table.KIND] == table.BUDGET:
-                hold += multipliers[row] * body[row, i]
-            else:
-                r += multipliers[row] * body[row, i]
+        r, hold = forces(body, multipliers, i, px[i] + q[i])
         if where == place.FREE:
             ahead = min(x[i] - low, high - x[i])
             size = widest
