@@ -278,10 +278,11 @@ def _on_disk(stamp):
             if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
-            if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
-                codes[0, b] = outcome.DOUBTED
-                continue
-            if shared:
+            if not strict and implied(
+                rows, columns, width, held, count, firm, state, point, rough
+            ):
+                code = outcome.SHARED
+            elif shared:
                 sure = balance(
                     rows, columns, width, held, count, firm, state, point, rough, strict, found
                 )
