@@ -164,6 +164,7 @@ def solve(
     if signature is not None:
         plan = _plans.get(signature.key)
         if plan is not None and not torch.is_autocast_enabled(plan.device):
+            signature.kept = plan.kept
             arguments = Arguments(objective, constraint, None, None)
             return _dispatched(arguments, plan.settings, signature)
     arguments = _checked(Arguments(objective, constraint, x0, step_size))
@@ -173,7 +174,7 @@ def solve(
     if flat is not None:
         return flat.restored(_cast(flat.arguments, flat.changed(settings), on_infeasible))
     if signature is not None and on_infeasible == "nan" and _is_usual(objective, signature):
-        _plans.keep(signature.key, _Plan(settings, objective.device.type))
+        _plans.keep(signature.key, _Plan(settings, objective.device.type, {}))
     return _cast(arguments, settings, on_infeasible)
 
 
@@ -189,6 +190,7 @@ class _Plan(NamedTuple):
 
     settings: Settings
     device: str
+    kept: dict[str, Any]  # see `dfwlayer.ops.signature.Signature`
 
 
 _plans: Known[_Plan] = Known()

@@ -84,9 +84,11 @@ def test_gradients_are_those_of_all_rows_that_hold_x(seed):
     close(moves.detach(), torch.from_numpy(v - P @ u), 1e-9)
 
 
-def test_few_of_them_are_left():
-    answered = [attempted(*problem(**meeting(seed)), tol=1e-9) for seed in range(40)]
-    assert sum(found is None or found.left is not None for found in answered) <= 2
+@pytest.mark.parametrize(("idle", "most"), [(False, 2), (True, 4)])
+def test_few_of_them_are_left(idle, most):
+    """Rows without a force that may be an equation together are among these."""
+    answered = [attempted(*problem(**meeting(seed, idle=idle)), tol=1e-9) for seed in range(40)]
+    assert sum(found is None or found.left is not None for found in answered) <= most
 
 
 def test_five_rows_through_a_point_of_the_plane():

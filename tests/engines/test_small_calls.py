@@ -216,3 +216,12 @@ def test_parts_that_nobody_asked_for_are_those_of_the_solve():
     again = dataclasses.replace(solve(Quadratic(P, q), LpBall(1, radius)), x=q)
     assert again.gap == gap
     assert "CONVERGED 1" in repr(solve(Quadratic(P, q), LpBall(1, radius)))
+
+
+def test_a_tensor_that_is_also_the_sets_is_not_taken_for_it_in_the_next_call():
+    # both calls have one signature; in the first one q is the upper bound as well
+    q = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    low, other = torch.full_like(q, -1.0), torch.tensor([-0.3, 0.1], dtype=torch.float64)
+    for _ in range(3):
+        assert torch.equal(solve(Quadratic(None, q), Box(low, q)).x, -q)
+        assert torch.equal(solve(Quadratic(None, other), Box(low, q)).x, -other)

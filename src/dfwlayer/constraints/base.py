@@ -14,7 +14,7 @@ from dfwlayer.constraints.abilities import Atoms, Recordable
 from dfwlayer.constraints.binding import ASKED, bound_first, bound_type, copied, measured
 from dfwlayer.constraints.face import Face
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import Kind, Parameter, Value, merged, table, tensor_of
+from dfwlayer.constraints.parameters import Kind, Parameter, merged, table
 from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.plain import Plain
 from dfwlayer.constraints.region import Block, Region
@@ -23,6 +23,7 @@ from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 from dfwlayer.ops.tracing import deferred
+from dfwlayer.ops.values import Value, tensor_of
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron

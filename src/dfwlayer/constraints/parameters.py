@@ -14,13 +14,12 @@ from torch import Tensor
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
 from dfwlayer.linalg.sparse import check_sparse, stored_entries
 from dfwlayer.ops.rows import in_one_batch, on_host
-from dfwlayer.ops.values import Value, tensor_of
+from dfwlayer.ops.values import Value
 from dfwlayer.solution import Status
 
 __all__ = [
     "Kind",
     "Parameter",
-    "Value",
     "as_column",
     "as_entries",
     "entries",
@@ -29,7 +28,6 @@ __all__ = [
     "merged",
     "number",
     "table",
-    "tensor_of",
     "variable_of",
 ]
 

@@ -22,6 +22,7 @@ from dfwlayer.differentiate.transforms import Pullback, any_in_transform, derive
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.methods.base import Problem
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.passed import with_gradient
 from dfwlayer.ops.rows import column, where_rows
 from dfwlayer.ops.tensors import added, filled, tensors_in
 
@@ -69,6 +70,12 @@ class _Flow:
 
     finite: Tensor | None = None  # (), known when it has begun
 
+    def held(self, v: Tensor) -> Tensor:
+        """A gradient in a parameter, finite if that in the solution is."""
+        # products of u and x, and the sums of those of a batch, may be beyond the dtype's range
+        held = torch.nan_to_num(v, 0.0, 0.0, 0.0)
+        return held if self.finite is None else torch.where(self.finite, held, v)
+
 
 def _kept(objective: Objective, flow: _Flow) -> Objective:
     """The objective; what float32 cannot hold of a gradient in its tensors is none."""
@@ -77,23 +84,8 @@ def _kept(objective: Objective, flow: _Flow) -> Objective:
     tensors = tensors_in((objective,), sparse=False)
     if not any(t.requires_grad for t in tensors):
         return objective
-    kept: tuple[Objective] = filled((objective,), (_Kept.apply(t, flow) for t in tensors))  # type: ignore[no-untyped-call]
+    kept: tuple[Objective] = filled((objective,), (with_gradient(t, flow.held) for t in tensors))
     return kept[0]
-
-
-class _Kept(torch.autograd.Function):
-    """A parameter as it is, whose gradient is finite if that in the solution is."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, flow: _Flow) -> Tensor:
-        ctx.flow = flow
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
-        # products of u and x, and the sums of those of a batch, may be beyond the dtype's range
-        held = torch.nan_to_num(v, 0.0, 0.0, 0.0)
-        return (held if ctx.flow.finite is None else torch.where(ctx.flow.finite, held, v)), None
 
 
 class _Move(torch.autograd.Function):

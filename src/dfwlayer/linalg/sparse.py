@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -72,6 +73,10 @@ class Pattern:
         each = torch.arange(self.shape[0], dtype=self.crow.dtype, device=self.crow.device)
         return each.repeat_interleave(count)
 
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:  # (..., m), (..., n) -> (..., nnz)
+        """left_i · right_j for each entry (i, j)."""
+        return left.index_select(-1, self.row) * right.index_select(-1, self.col)
+
     @cached_property
     def order(self) -> Tensor:  # (nnz,)
         """The entries in the order of the columns."""
@@ -117,17 +122,19 @@ class SparseMatrix:
 
     def product(self, entries: Tensor, x: Tensor) -> Tensor:  # (nnz,), (..., n) -> (..., m)
         """A x, with a gradient in the entries and in x; their numbers are those of the matrix."""
-        out: Tensor = _Product.apply(entries, x, self, False)  # type: ignore[no-untyped-call]
-        return out
+        return self.times(entries, x, _Form.PLAIN)
 
     def adjoint(self, entries: Tensor, r: Tensor) -> Tensor:  # (nnz,), (..., m) -> (..., n)
         """Aᵀ r, likewise."""
-        out: Tensor = _Product.apply(entries, r, self, True)  # type: ignore[no-untyped-call]
-        return out
+        return self.times(entries, r, _Form.TRANSPOSED)
 
     def symmetric(self, entries: Tensor, x: Tensor) -> Tensor:  # (nnz,), (..., n) -> (..., n)
         """P x of a symmetric P, whose gradient in the entries is symmetric as well."""
-        out: Tensor = _Symmetric.apply(entries, x, self)  # type: ignore[no-untyped-call]
+        return self.times(entries, x, _Form.SYMMETRIC)
+
+    def times(self, entries: Tensor, x: Tensor, form: _Form) -> Tensor:
+        """The product of a form."""
+        out: Tensor = _Product.apply(entries, x, self, form)  # type: ignore[no-untyped-call]
         return out
 
     @cached_property
@@ -181,54 +188,48 @@ class SparseMatrix:
 _kept: Kept[SparseMatrix] = Kept()
 
 
+class _Form(Enum):
+    """Which product with a matrix is meant."""
+
+    PLAIN = auto()  # A x
+    TRANSPOSED = auto()  # Aᵀ x
+    SYMMETRIC = auto()  # A x for A = Aᵀ, so that the derivative in A is symmetric too
+
+    @property
+    def adjoint(self) -> _Form:
+        """The product that takes a derivative in the result to one in x."""
+        return {_Form.PLAIN: _Form.TRANSPOSED, _Form.TRANSPOSED: _Form.PLAIN}.get(self, self)
+
+
 class _Product(torch.autograd.Function):
-    """A x or Aᵀ x; linear in x and in the entries, so that its derivatives are like it."""
+    """Linear in x and in the entries, so that its derivatives are like it."""
 
     @staticmethod
-    def forward(ctx: Any, entries: Tensor, x: Tensor, of: SparseMatrix, transpose: bool) -> Tensor:
-        ctx.of, ctx.transpose = of, transpose
+    def forward(ctx: Any, entries: Tensor, x: Tensor, of: SparseMatrix, form: _Form) -> Tensor:
+        ctx.of, ctx.form = of, form
         ctx.save_for_backward(entries, x)
-        return csr_product(of.transposed if transpose else of.matrix, x)
+        return csr_product(of.transposed if form is _Form.TRANSPOSED else of.matrix, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         entries, x = ctx.saved_tensors
         of: SparseMatrix = ctx.of
+        form: _Form = ctx.form
         in_entries = in_x = None
         if ctx.needs_input_grad[0]:
-            left, right = (x, grad) if ctx.transpose else (grad, x)
-            in_entries = left.index_select(-1, of.pattern.row) * right.index_select(
-                -1, of.pattern.col
-            )
-            in_entries = in_entries.sum_to_size(len(of.entries))
+            if form is _Form.SYMMETRIC:
+                # the mean of the derivatives in A_ij and A_ji, halved before the sum, which might
+                # be too large for the dtype
+                half = 0.5 * grad
+                each = of.pattern.outer(half, x) + of.pattern.outer(x, half)
+            elif form is _Form.TRANSPOSED:
+                each = of.pattern.outer(x, grad)
+            else:
+                each = of.pattern.outer(grad, x)
+            in_entries = each.sum_to_size(len(of.entries))
         if ctx.needs_input_grad[1]:
-            in_x = of.product(entries, grad) if ctx.transpose else of.adjoint(entries, grad)
+            in_x = of.times(entries, grad, form.adjoint)
         return in_entries, in_x, None, None
-
-
-class _Symmetric(torch.autograd.Function):
-    """P x for P = Pᵀ: the derivative in P_ij is the mean of those in P_ij and P_ji."""
-
-    @staticmethod
-    def forward(ctx: Any, entries: Tensor, x: Tensor, of: SparseMatrix) -> Tensor:
-        ctx.of = of
-        ctx.save_for_backward(entries, x)
-        return csr_product(of.matrix, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        entries, x = ctx.saved_tensors
-        of: SparseMatrix = ctx.of
-        in_entries = in_x = None
-        if ctx.needs_input_grad[0]:
-            row, col = of.pattern.row, of.pattern.col
-            half = 0.5 * grad  # before the sum, which might be too large for the dtype
-            one = half.index_select(-1, row) * x.index_select(-1, col)
-            other = half.index_select(-1, col) * x.index_select(-1, row)
-            in_entries = (one + other).sum_to_size(len(of.entries))
-        if ctx.needs_input_grad[1]:
-            in_x = of.symmetric(entries, grad)
-        return in_entries, in_x, None
 
 
 def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)

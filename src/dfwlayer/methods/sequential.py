@@ -212,6 +212,8 @@ def _outcome(
     slope = model.gradient(at)
     # multipliers are those of a minimiser that rounding has moved; without a slope none are needed
     gap = torch.where((slope == 0).all(-1), 0, found.gap(at, slope))
+    # multipliers of an exact fit are lost in rounding, and f itself bounds it better than they do
+    gap = torch.minimum(gap, value.double().reshape(-1) - problem.objective.least)
     gap = torch.where((status == Status.NOT_CONVEX) | found.empty | found.endless, torch.inf, gap)
     least = value.double().reshape(-1).abs().clamp_min(torch.finfo(x.dtype).tiny)
     proven = (gap <= settings.tol * least) & (found.missed <= FEASIBLE)

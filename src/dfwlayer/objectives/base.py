@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -153,6 +154,11 @@ class Objective(ABC):
     def quadratic(self) -> bool:
         """Whether ∇²f is constant."""
         return False
+
+    @property
+    def least(self) -> float:
+        """A value that f is nowhere below, −∞ where none is known."""
+        return -math.inf
 
     @property
     def isotropic(self) -> bool:

@@ -53,6 +53,7 @@ class LeastSquares(Objective):
 
     ranks: ClassVar[Mapping[str, int]] = {"b": 1, "A": 2}
     quadratic = True
+    least = 0.0
 
     def __post_init__(self) -> None:
         given = self.group is not None or is_distributed(self.A) or is_distributed(self.b)

@@ -45,6 +45,10 @@ class Translated(Objective):
         return self.objective.quadratic
 
     @property
+    def least(self) -> float:
+        return self.objective.least
+
+    @property
     def isotropic(self) -> bool:
         return self.objective.isotropic
 

@@ -25,6 +25,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+from dfwlayer.ops.passed import with_gradient
+
 __all__ = [
     "ALONE",
     "LostProcessError",
@@ -169,8 +171,7 @@ class Shards(Member):
         """x; the derivative in it is the sum of all processes' derivatives."""
         if not (x.requires_grad and torch.is_grad_enabled()):
             return x
-        out: Tensor = _Spread.apply(x, self)  # type: ignore[no-untyped-call]
-        return out
+        return with_gradient(x, lambda grad: self.total(grad, "derivative in x"))
 
     def total(self, own: Tensor, what: str, at: Tensor | None = None) -> Tensor:
         """The sum, which all processes then have."""
@@ -312,17 +313,6 @@ def _mark(x: Tensor, dtype: torch.dtype) -> Tensor:  # (1,)
     """A number made of the bits of x, which the dtype can hold as often as there are processes."""
     words = x.contiguous().view(WORDS[x.element_size()])
     return (words.sum() % DIGITS[dtype]).to(dtype).reshape(1)
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards) -> Tensor:
-        ctx.shards = shards
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.shards.total(grad, "derivative in x"), None
 
 
 class _Total(torch.autograd.Function):

@@ -7,7 +7,7 @@ of types, shapes, dtypes, devices, numbers and settings could see.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -19,13 +19,30 @@ __all__ = ["Known", "Signature", "signature_of"]
 _T = TypeVar("_T")
 
 
-class Signature(NamedTuple):
-    """Of a call."""
+class Signature:
+    """Of a call.
 
-    key: tuple[Hashable, ...]
-    tensors: list[Tensor]  # as `dfwlayer.ops.tensors.tensors_in` finds them
-    versions: list[int]  # of these, as `dfwlayer.ops.tensors.versions_of` tells them
-    numbers: bool  # the second object has no tensors
+    Attributes:
+        key: What the calls have in common.
+        tensors: Of this call, as `dfwlayer.ops.tensors.tensors_in` finds them.
+        versions: Of these, as `dfwlayer.ops.tensors.versions_of` tells them.
+        numbers: The second object has no tensors.
+        kept: What others have found out about calls with this key, by names of their own, so that
+            the key is looked up once a call.
+
+    """
+
+    __slots__ = ("kept", "key", "numbers", "tensors", "versions")
+
+    def __init__(
+        self,
+        key: tuple[Hashable, ...],
+        tensors: list[Tensor],
+        versions: list[int],
+        numbers: bool,
+    ) -> None:
+        self.key, self.tensors, self.versions, self.numbers = key, tensors, versions, numbers
+        self.kept: dict[str, Any] = {}
 
 
 def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signature | None:

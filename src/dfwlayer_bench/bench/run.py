@@ -69,7 +69,7 @@ def _start(plan: Plan, store: Store, family: str, n: int, trial: int, name: str)
         return cell
     if plan.answers and saved.status == "ok" and store.answer(saved) is None:
         return cell
-    if saved.status == "time limit" and (saved.time_limit or 0) < plan.time_limit:
+    if saved.cut_short(plan.time_limit):
         return cell
     return saved
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cell", "Store", "StoreError"]
+__all__ = ["Attempt", "Cell", "Store", "StoreError"]
 
 CELLS, ANSWERS = "cells", "answers"
 RUN = "run.json"
@@ -26,21 +26,33 @@ class StoreError(Exception):
     """The folder cannot be used; the message says why and what to do."""
 
 
-@dataclass
-class Cell:
-    """One system on one problem.
+@dataclass(kw_only=True)
+class Attempt:
+    """What became of one thing that was to be run.
 
     ``status`` is "ok", "missing", "unsupported", "time limit", "failed" or "pending"; ``detail``
-    says more. Numbers are None where they were not measured.
+    says more.
     """
+
+    status: str = "pending"
+    detail: str = ""
+    time_limit: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def cut_short(self, limit: float) -> bool:
+        """Whether it was stopped by a time limit below this one, under which it may end."""
+        return self.status == "time limit" and (self.time_limit or 0) < limit
+
+
+@dataclass
+class Cell(Attempt):
+    """One system on one problem. Numbers are None where they were not measured."""
 
     family: str
     n: int
     trial: int
     seed: int
     system: str
-    status: str = "pending"
-    detail: str = ""
     seconds: list[float] = field(default_factory=list)
     build_seconds: float | None = None
     error: float | None = None  # ‖x − x_ref‖ / ‖x_ref‖
@@ -50,8 +62,6 @@ class Cell:
     memory_mb: float | None = None
     constraint_active: bool | None = None
     radius: float | None = None  # t
-    time_limit: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     @property

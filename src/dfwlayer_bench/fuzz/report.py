@@ -9,13 +9,6 @@ from dfwlayer_bench.fuzz.run import PHASES, State
 
 __all__ = ["summary"]
 
-TITLES = {
-    "problems": "problems",
-    "gradients": "gradient checks",
-    "bad-inputs": "bad inputs",
-    "soak": "calls of the soak",
-}
-
 
 def summary(state: State, whole: bool, shown: int = 6) -> str:
     """Counts by set and kind, the first failures with what reproduces them, and the verdict."""
@@ -39,7 +32,7 @@ def summary(state: State, whole: bool, shown: int = 6) -> str:
         parts += [f"LEAK: process {p} grew by {g / 1e6:.1f} MB" for p, g in state.leaks]
     if not whole:
         parts.append("stopped before the end; the same command goes on from here")
-    total = ", ".join(f"{state.done[p]:,} {TITLES[p]}" for p in PHASES if state.done[p])
+    total = ", ".join(f"{state.done[p]:,} {PHASES[p]}" for p in PHASES if state.done[p])
     parts.append(f"{total or 'nothing done'}: {state.failed:,} failures")
     return "\n\n".join(parts)
 
@@ -47,14 +40,14 @@ def summary(state: State, whole: bool, shown: int = 6) -> str:
 def _phase(state: State, phase: str) -> str:
     table = state.counts.get(phase, {})
     kinds = sorted({kind for row in table.values() for kind in row if kind != "count"})
-    head = ["", TITLES[phase], *(["skipped"] if phase == "gradients" else []), *kinds]
+    head = ["", PHASES[phase], *(["skipped"] if phase == "gradients" else []), *kinds]
     rows = []
     for name in table:
         own = table[name]
         skipped = [str(state.skipped.get(name, 0))] if phase == "gradients" else []
         rows.append([name, f"{own['count']:,}", *skipped, *(str(own.get(k, "")) for k in kinds)])
     seconds = state.seconds[phase]
-    rate = f"{state.done[phase]:,} {TITLES[phase]} in {seconds:.0f} s"
+    rate = f"{state.done[phase]:,} {PHASES[phase]} in {seconds:.0f} s"
     return f"{rate}\n{_table([head, *rows])}"
 
 

@@ -18,7 +18,12 @@ import dfwlayer
 
 __all__ = ["PHASES", "Options", "Report", "State", "execute"]
 
-PHASES = ("problems", "gradients", "bad-inputs", "soak")
+PHASES = {  # in their order, and what is counted in each
+    "problems": "problems",
+    "gradients": "gradient checks",
+    "bad-inputs": "bad inputs",
+    "soak": "calls of the soak",
+}
 BAD_CALLS = 50  # per task
 KEPT = 12  # scripts per kind and set
 Report = Callable[[str, int, int, int], None]  # phase, done, wanted, failures

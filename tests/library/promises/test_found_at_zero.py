@@ -100,3 +100,39 @@ def test_a_linear_function_whose_terms_cancel(value):
     sol = dfw.solve(f, dfw.Spectraplex(1.0))
     assert arrived(sol).all()
     assert (sol.value.abs() <= 1e-14 * value * c.abs().sum(-1)).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length", [1e-25, 1.0, 1e25])
+def test_many_fits_of_which_a_ball_keeps_one(engine, length):
+    """Forces are lost in rounding and x is hardly told, but f is no higher than it may be."""
+    rows, m, n = 40, 3, 5
+    A = torch.randint(-3, 4, (m, n), dtype=F64)
+    A[:, :m] += 4 * torch.eye(m, dtype=F64)
+    b = torch.randint(-3, 4, (rows, m), dtype=F64)
+    x = b @ torch.linalg.pinv(A).mT  # the shortest fit
+    off = torch.where(torch.arange(rows) % 2 == 0, 0, 10 ** (-9 - 6 * torch.rand(rows, dtype=F64)))
+    radius = length * x.norm(dim=-1) * (1 + off)
+    reach = length * (0.01 + torch.rand(2, rows, n, dtype=F64))
+    cut = dfw.Intersection(
+        dfw.LpBall(2, radius), dfw.Box(length * x - reach[0], length * x + reach[1])
+    )
+    with compiled.using(engine):
+        sol = dfw.solve(dfw.LeastSquares(A / length, b), cut)
+    assert arrived(sol).all()
+    assert (sol.value <= 1e-15 * b.square().sum(-1)).all()
+    assert (sol.gap <= 1e-13 * b.square().sum(-1)).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_zero_that_nothing_holds_is_zero(engine):
+    """x2 would be zero without its bound, and corrections make it smaller for ever."""
+    a = torch.arange(1.0, 13.0, dtype=F64)
+    P = torch.tensor([[1.0, 1.0], [1.0, 2.0]], dtype=F64) * a.reshape(-1, 1, 1)
+    q = torch.stack((3 * a, torch.zeros_like(a)), -1)
+    G = torch.tensor([[-0.25, 0.0], [0.0, -1.0], [0.25, 0.25]], dtype=F64)
+    h = torch.tensor([0.0, 0.0, 0.0375], dtype=F64)
+    with compiled.using(engine):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G=G, h=h))
+    assert (sol.x == 0).all()
+    assert (sol.value == 0).all()

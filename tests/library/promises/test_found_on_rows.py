@@ -374,3 +374,50 @@ def test_a_wide_disc_around_a_solution_inside_of_it():
     mu = -(level + (wide * inverse * q).sum(-1)) / (wide * inverse * wide).sum(-1)
     exact = -inverse * (q + mu.unsqueeze(-1) * wide)
     assert ((sol.x - exact).norm(dim=-1) <= 1e-5 * (1 + exact.norm(dim=-1))).all()
+
+
+@pytest.mark.parametrize("engine", [True, False], ids=["compiled", "tensors"])
+@pytest.mark.parametrize("turned", [False, True], ids=["axes", "turned"])
+def test_rows_without_a_force_that_are_an_equation_together(engine, turned):
+    """Nothing pulls at x, and yet it moves along the rows only: no multiplier tells."""
+    n = 4
+    P = torch.randn(n, n, dtype=F64)
+    P = P @ P.mT + torch.eye(n, dtype=F64)
+    a, c = torch.randn(2, n, dtype=F64) if turned else torch.eye(n, dtype=F64)[:2]
+    # −a, a − c and c add up to zero
+    G = torch.stack((-a, a - c, 2 * c, torch.ones(n, dtype=F64)))
+    x = torch.randn(n, dtype=F64)
+    h = torch.cat(((G @ x)[:3], (G @ x)[3:] + 1))
+    q = (-P @ x).requires_grad_()
+    with compiled.using(engine):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G=G, h=h))
+        (got,) = torch.autograd.grad(sol.x @ torch.arange(1.0, n + 1, dtype=F64), q)
+    torch.testing.assert_close(sol.x, x)
+    # x(q) on {⟨a, x⟩, ⟨c, x⟩ constant}
+    Z = torch.linalg.svd(torch.stack((a, c)))[2][2:].mT
+    want = -Z @ torch.linalg.solve(Z.mT @ P @ Z, Z.mT @ torch.arange(1.0, n + 1, dtype=F64))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("engine", [True, False], ids=["compiled", "tensors"])
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_meet_in_sets_without_an_interior(engine, seed):
+    """Interior-point steps do not come close to a solution that is on the edge of every point."""
+    make = torch.Generator().manual_seed(seed)
+    n, rank = 7, 2
+
+    def whole(*size):
+        return torch.randint(-3, 4, size, generator=make).to(F64)
+
+    base, x = whole(rank, n), whole(n)
+    parts = whole(3, rank)
+    parts = torch.cat((parts, -parts.sum(0, keepdim=True), whole(2, rank)))  # the first four cancel
+    G = parts @ base
+    root = whole(n, n)
+    P = root.mT @ root / 8 + torch.eye(n, dtype=F64)
+    q = -P @ x - G.mT @ torch.randint(1, 5, (len(G),), generator=make).to(F64)
+    lower = torch.where(torch.arange(n) % 3 == 0, x, -10.0)
+    with compiled.using(engine):
+        sol = dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G=G, h=G @ x, lower=lower))
+    assert sol.status in (dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR)
+    torch.testing.assert_close(sol.x, x, rtol=1e-9, atol=1e-9)

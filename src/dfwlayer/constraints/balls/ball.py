@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.composed.shifted import Shifted
-from dfwlayer.constraints.parameters import Value, tensor_of
 from dfwlayer.constraints.retraction import scaled_into
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["Ball"]
 

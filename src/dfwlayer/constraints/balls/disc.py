@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.constraints.parameters import (
-    Value,
-    as_column,
-    as_entries,
-    entries,
-    fault,
-    number,
-    tensor_of,
-)
+from dfwlayer.constraints.parameters import as_column, as_entries, entries, fault, number
 from dfwlayer.constraints.plain import Plain, PlainFormula
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import dot, or_one
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import Value, tensor_of
 from dfwlayer.solution import Status
 
 __all__ = ["Disc"]

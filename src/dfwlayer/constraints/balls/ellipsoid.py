@@ -15,14 +15,14 @@ from dfwlayer.arguments import check_tensor
 from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.lp_projection import project_lp
 from dfwlayer.constraints.base import Constraint, Face, measured
-from dfwlayer.constraints.parameters import Value, as_column, fault, matrix, number, tensor_of
+from dfwlayer.constraints.parameters import as_column, fault, matrix, number
 from dfwlayer.constraints.plain import Plain, PlainEllipsoid
 from dfwlayer.constraints.region import Oval
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.matrices import times
 from dfwlayer.ops.rows import dot, norm, or_one
 from dfwlayer.ops.scale import TINY, Scale
-from dfwlayer.ops.values import total
+from dfwlayer.ops.values import Value, tensor_of, total
 from dfwlayer.solution import Status
 
 __all__ = ["Ellipsoid"]

@@ -13,10 +13,11 @@ from dfwlayer.constraints.balls.ball import Ball
 from dfwlayer.constraints.balls.groups import Groups
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint, Face, measured
-from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.parameters import entries, number
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainGroups
 from dfwlayer.ops.rows import Scalar
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["GroupBall"]
 

@@ -17,13 +17,13 @@ from dfwlayer.constraints.balls.lp_face import LpFace, lp_face
 from dfwlayer.constraints.balls.lp_projection import AxisBounds, project_l1, project_lp
 from dfwlayer.constraints.balls.signed_axes import SignedAxes
 from dfwlayer.constraints.base import Atoms, Face, measured
-from dfwlayer.constraints.parameters import Value, entries, number, tensor_of
+from dfwlayer.constraints.parameters import entries, number
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainPower
 from dfwlayer.constraints.region import Block, Flat, Power, Region, Round
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
-from dfwlayer.ops.values import multiplied, total
+from dfwlayer.ops.values import Value, multiplied, tensor_of, total
 
 __all__ = ["LpBall"]
 

@@ -14,11 +14,12 @@ from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.balls.schatten_face import SchattenFace, SpectralFace
 from dfwlayer.constraints.balls.singular import Factors, factors, spectral_function
 from dfwlayer.constraints.base import Constraint, measured
-from dfwlayer.constraints.parameters import Value, number, tensor_of, variable_of
+from dfwlayer.constraints.parameters import number, variable_of
 from dfwlayer.constraints.plain import Plain, PlainSpectrum
 from dfwlayer.constraints.retraction import scaled_into
 from dfwlayer.ops.rows import or_one, scaled_norm
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["NuclearBall", "SchattenBall", "SpectralBall"]
 

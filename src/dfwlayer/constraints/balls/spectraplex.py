@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dfwlayer.constraints.balls.singular import spectral_function
 from dfwlayer.constraints.base import Constraint, Face, measured
-from dfwlayer.constraints.parameters import Value, as_column, number, tensor_of
+from dfwlayer.constraints.parameters import as_column, number
 from dfwlayer.constraints.plain import Plain, PlainSpectraplex
 from dfwlayer.constraints.polyhedra.simplex import Simplex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import or_one
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["Spectraplex"]
 

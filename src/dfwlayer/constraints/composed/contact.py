@@ -58,7 +58,9 @@ def in_contact(
     slope = program.q.abs().amax(-1, keepdim=True)
     firm = torch.where(firm > 0, firm, or_one(slope / or_one(size).unsqueeze(-1)))
     nudge = torch.zeros_like(forces.sets)  # (S, B, n), rounding of ∇f towards the outside
+    going = torch.ones_like(size, dtype=torch.bool)  # a problem ends where it would alone
     for _ in range(STEPS):
+        before, pulled = x, forces
         noise = ROUNDING * (curvature * x.abs() + program.q.abs()).amax(-1, keepdim=True)
         needed = (nudge != 0).any(-1, keepdim=True)
         felt = torch.where(needed, 0, noise).expand_as(nudge)
@@ -73,6 +75,8 @@ def in_contact(
         u, change = _solved(members, faces, N, held.free, right, -missed)
         x, multipliers = held.at + u, given + change
         forces = _split(members, faces, pinned, forces, held, N, multipliers, x)
+        x = torch.where(going.unsqueeze(-1), x, before)
+        forces = forces.chosen(going, pulled)
         points = torch.stack([part.retract(x) for part in members.sets]) if faces else points
         rounding = ROUNDING * (x.abs().amax(-1) + 1e-300)
         if not faces:
@@ -81,11 +85,14 @@ def in_contact(
             idle = (forces.sets == 0).all(-1)  # (S, B)
             out = torch.stack([part.violation(x) for part in members.sets]) > rounding
             over = torch.where((idle & out).unsqueeze(-1), x - points, 0)
-        if bool((over != 0).any()):
+        outside = (over != 0).any(-1).any(0)  # (B,)
+        going = going & (outside | (u.abs().amax(-1) > rounding))
+        if not bool(going.any()):
+            break
+        if bool(outside.any()):
+            over = torch.where(going.unsqueeze(-1), over, 0)
             forces = forces._replace(sets=forces.sets + firm * over)
             nudge = torch.where(over != 0, noise * over / or_one(norm(over).unsqueeze(-1)), nudge)
-        elif not bool((u.abs().amax(-1) > rounding).any()):
-            break
     x = members.clipped(x)  # rounding of a zero may be outside by as much as it is
     return Contact(x, forces, _proven(members, x, forces))
 

@@ -214,6 +214,11 @@ class Members:
         end = torch.where(force > 0, program.upper, torch.where(force < 0, program.lower, x))
         return gap + torch.where(force == 0, 0, force * (end - x)).sum(-1)
 
+    def middle(self) -> Tensor:  # (B, n)
+        """Of the first set that is bounded; zero where none is."""
+        zero = torch.zeros_like(self.program.q)
+        return zero if self._carrier is None else self.sets[self._carrier].outside(zero)
+
     @property
     def _carrier(self) -> int | None:
         """The first set that is bounded."""

@@ -16,14 +16,7 @@ from dfwlayer.constraints.composed.built import Built
 from dfwlayer.constraints.composed.joined import common_form
 from dfwlayer.constraints.composed.plane_dual import mixed, plane_dual
 from dfwlayer.constraints.composed.plane_limits import level_fault, vertex_limits, within_reach
-from dfwlayer.constraints.parameters import (
-    Value,
-    as_column,
-    as_entries,
-    entries,
-    number,
-    tensor_of,
-)
+from dfwlayer.constraints.parameters import as_column, as_entries, entries, number
 from dfwlayer.constraints.polyhedra.affine import plane_form
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.k_sparse import KSparse
@@ -43,6 +36,7 @@ from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, or_one, quotient, settled
 from dfwlayer.ops.scale import ROUNDING, Scale
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["PlaneCut"]
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Around, Constraint, Face
 from dfwlayer.constraints.composed.built import Built
-from dfwlayer.constraints.parameters import as_entries, entries, tensor_of
+from dfwlayer.constraints.parameters import as_entries, entries
 from dfwlayer.constraints.plain import Plain, PlainShifted
 from dfwlayer.constraints.region import Block, form_around
 from dfwlayer.ops.rows import dot
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import tensor_of
 
 __all__ = ["Shifted", "round_towards"]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.balls.lp_projection import project_lp
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide, wide_column
 from dfwlayer.constraints.plain.flat import PlainFlat
 from dfwlayer.ops.rows import or_one, scaled_norm
+from dfwlayer.ops.values import Value
 
 __all__ = ["NEWTON", "PlainEllipsoid", "PlainGroups", "PlainPower"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
+from dfwlayer.ops.values import Value
 
 __all__ = ["Plain", "PlainFormula", "less", "shrunk", "wide", "wide_column"]
 

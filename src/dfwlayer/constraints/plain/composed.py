@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.plain.base import Plain, wide
+from dfwlayer.ops.values import Value
 
 __all__ = ["PlainProduct", "PlainShifted"]
 

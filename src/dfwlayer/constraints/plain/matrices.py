@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.plain.base import Plain, shrunk, wide_column
 from dfwlayer.constraints.plain.thresholds import above_zero
 from dfwlayer.ops.rows import or_one, scaled_norm
+from dfwlayer.ops.values import Value
 
 __all__ = ["PlainSpectraplex", "PlainSpectrum"]
 

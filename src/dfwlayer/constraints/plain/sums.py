@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.plain.base import Plain, wide
 from dfwlayer.constraints.plain.thresholds import level
 from dfwlayer.constraints.polyhedra.birkhoff_projection import filled_up
+from dfwlayer.ops.values import Value
 
 __all__ = ["PlainSums"]
 

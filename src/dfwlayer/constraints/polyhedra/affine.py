@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint, measured
-from dfwlayer.constraints.parameters import Value, entries, matrix, number, tensor_of
+from dfwlayer.constraints.parameters import entries, matrix, number
 from dfwlayer.constraints.plain import Plain, PlainAffine, PlainFlat, PlainFormula
 from dfwlayer.constraints.plain.rows import onto_rows
 from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
 from dfwlayer.constraints.region import Flat, Linear
 from dfwlayer.ops.rows import or_one
-from dfwlayer.ops.values import first_tensor, total
+from dfwlayer.ops.values import Value, first_tensor, tensor_of, total
 
 __all__ = ["AffineSet", "HalfSpace", "Hyperplane", "NonNegative", "plane_form"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import measured
-from dfwlayer.constraints.parameters import Value, as_entries, entries, fault, tensor_of
+from dfwlayer.constraints.parameters import as_entries, entries, fault
 from dfwlayer.constraints.polyhedra.knapsack import clipped
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.values import are_numbers
+from dfwlayer.ops.values import Value, are_numbers, tensor_of
 from dfwlayer.solution import Status
 
 __all__ = ["Box", "open_side"]

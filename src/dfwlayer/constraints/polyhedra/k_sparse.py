@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value, as_column, number
+from dfwlayer.constraints.parameters import as_column, number
 from dfwlayer.constraints.polyhedra.l1_box import L1BoxSet
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.region import Flat
-from dfwlayer.ops.values import multiplied, total
+from dfwlayer.ops.values import Value, multiplied, total
 
 __all__ = ["KSparse"]
 

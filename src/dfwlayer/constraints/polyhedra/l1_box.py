@@ -11,15 +11,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import check_tensor, check_tensors, flag_nonfinite
 from dfwlayer.constraints.base import measured
-from dfwlayer.constraints.parameters import (
-    Value,
-    as_column,
-    as_entries,
-    entries,
-    fault,
-    merged,
-    number,
-)
+from dfwlayer.constraints.parameters import as_column, as_entries, entries, fault, merged, number
 from dfwlayer.constraints.polyhedra.box import Box, open_side
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
@@ -28,7 +20,7 @@ from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to, scaled_into
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
-from dfwlayer.ops.values import total
+from dfwlayer.ops.values import Value, total
 from dfwlayer.solution import Status
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import Value, entries, matrix, tensor_of
+from dfwlayer.constraints.parameters import entries, matrix
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainRows
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace, face_of_answer
 from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
@@ -34,6 +34,7 @@ from dfwlayer.linalg.sparse import check_sparse
 from dfwlayer.linalg.sparse_factor import as_csr, no_entries
 from dfwlayer.ops.rows import norm
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["LinearSet", "Polyhedron"]
 

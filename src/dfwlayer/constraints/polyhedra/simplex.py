@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Atoms
-from dfwlayer.constraints.parameters import (
-    Value,
-    as_column,
-    as_entries,
-    entries,
-    fault,
-    number,
-    tensor_of,
-)
+from dfwlayer.constraints.parameters import as_column, as_entries, entries, fault, number
 from dfwlayer.constraints.polyhedra.box import Box
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, rest_of, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, PolyhedralFace
@@ -26,7 +18,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
-from dfwlayer.ops.values import total
+from dfwlayer.ops.values import Value, tensor_of, total
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:

@@ -75,15 +75,11 @@ def carrying(
     """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
-    among: list[bool] = []  # in loops, as this is done in every solve
-    inputs: list[Tensor] = []
-    for tensor in layout.tensors:
-        wants = tensor is not None and tensor.requires_grad
-        among.append(wants)
-        if tensor is not None and wants:
-            inputs.append(tensor)
-    if not inputs:
+    tensors = layout.tensors
+    among = [tensor is not None and tensor.requires_grad for tensor in tensors]
+    if True not in among:
         return None
+    inputs = [tensor for tensor in compress(tensors, among) if tensor is not None]
     if signature is not None:
         given, versions = signature.tensors, signature.versions
     else:
@@ -93,8 +89,10 @@ def carrying(
     # those from which the layout's were derived; the same one may stand in several places
     known = set(map(id, inputs))
     inputs += [t for t in given if t.requires_grad and id(t) not in known]
-    x, value = _Solution.apply(solved, *map(_unwrapped, inputs))  # type: ignore[attr-defined]
-    return x, value
+    found_so: tuple[Tensor, Tensor] = _Solution.apply(  # type: ignore[attr-defined]
+        solved, *map(_unwrapped, inputs)
+    )
+    return found_so
 
 
 _unwrapped = torch._C._functorch.unwrap_if_dead  # of tensors that have left a transform

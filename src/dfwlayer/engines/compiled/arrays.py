@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy import add
 from torch import Tensor
 from torch.nn import Parameter
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.background import NotCompiledError, busy
+from dfwlayer.ops.values import Value
 
 __all__ = [
     "EPS",
@@ -31,6 +30,7 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+DOUBLE = np.dtype(np.float64)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
@@ -69,7 +69,8 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
-        if math.isfinite(add.reduce(arriving, None)):
+        # the squares of all together; beyond their range the next line tells
+        if math.isfinite(np.vdot(arriving, arriving)):
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -137,6 +138,8 @@ def array_of(value: Value, rank: int) -> Array:
     found: Array = (value.detach() if value.requires_grad else value).numpy()
     if found.ndim <= rank:
         found = found[None] if found.ndim == rank else found.reshape(1, 1)
+    if found.dtype is DOUBLE and found.flags.c_contiguous:  # sooner told than copied to none
+        return found
     return np.ascontiguousarray(found, np.float64)
 
 
@@ -172,7 +175,7 @@ def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     assert isinstance(like, Tensor)
     if like.dim() < 2:
         each = each.sum(0) if len(each) > 1 else each[0]
-    gradient = torch.from_numpy(np.ascontiguousarray(each))
+    gradient = torch.from_numpy(each if each.flags.c_contiguous else each.copy())
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
     return gradient if like.dtype is torch.float64 else narrowed(gradient, like.dtype)

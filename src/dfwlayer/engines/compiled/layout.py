@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, from_numpy
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import (
     EPS,
@@ -29,8 +28,9 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Results, Sets
 from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.signature import Known, Signature
+from dfwlayer.ops.signature import Signature
 from dfwlayer.ops.tensors import PLAIN
+from dfwlayer.ops.values import Value
 
 __all__ = ["Layout", "lay_out", "origin"]
 
@@ -142,9 +142,10 @@ class Layout(Laid):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What a gradient may be asked for, those of the objective first, then the centre."""
-        centre = None if self.centres is None else self.centres.value
-        own = centre if isinstance(centre, Tensor) else None
-        return (*self.objective.tensors, own, *self.sets.tensors)
+        own, objective = None, self.objective
+        if self.centres is not None and isinstance(self.centres.value, Tensor):
+            own = self.centres.value
+        return (objective.matrix, objective.vector, own, *self.sets.tensors)
 
     def point(self, y: Array) -> Tensor:
         """The same as it is returned."""
@@ -214,25 +215,29 @@ class _Mould(NamedTuple):
     dtype: torch.dtype
     batch: int | None  # that of the objective
     sets: Sets | None  # those of numbers; others are laid out in each call, as they have tensors
-
-
-_moulds: Known[_Mould] = Known()
+    places: tuple[int, int] = (-1, -1)  # of matrix and vector among the tensors, −1 for none
+    squared: bool = False  # see `Quadratics`
 
 
 def lay_out(
     objective: Objective, constraint: Constraint, signature: Signature | None = None
 ) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
-    dense = objective.dense()
-    if dense is None:
-        return None
-    matrix, vector, squared = dense
-    mould = None if signature is None else _moulds.get(signature.key)
+    mould: _Mould | None = None if signature is None else signature.kept.get("mould")
+    if signature is not None and mould is not None and mould.places[1] >= 0:
+        first, second = mould.places
+        vector, squared = signature.tensors[second], mould.squared
+        matrix = signature.tensors[first] if first >= 0 else None
+    else:
+        dense = objective.dense()
+        if dense is None:
+            return None
+        matrix, vector, squared = dense
     if mould is None or vector.is_neg() or (matrix is not None and matrix.is_neg()):
         mould = _mould_of(objective, matrix, vector)
         if mould is None:
             return None
-    n, dtype, size, sets = mould
+    n, dtype, size, sets, _, _ = mould
     centres: Centres | None = None
     if sets is None:
         batch = Batch(dtype, size=size)
@@ -242,7 +247,8 @@ def lay_out(
         sets, centres = laid
         if signature is not None:
             kept = sets if signature.numbers and n <= KEPT and centres is None else None
-            _moulds.keep(signature.key, mould._replace(sets=kept))
+            places = _places(signature.tensors, matrix, vector)
+            signature.kept["mould"] = mould._replace(sets=kept, places=places, squared=squared)
         size = batch.size
     P, A, b = _nothing(n)
     q = array_of(vector, 1)
@@ -269,6 +275,14 @@ def _mould_of(objective: Objective, matrix: Tensor | None, vector: Tensor) -> _M
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
     return _Mould(n, dtype, batch.size, None)
+
+
+def _places(given: Sequence[Tensor], matrix: Tensor | None, vector: Tensor) -> tuple[int, int]:
+    """Where they stand among the tensors of a call, (−1, −1) if one was made of others."""
+    # the first of each, as those of the objective are, of which a set may have one as well
+    names = {id(given[place]): place for place in reversed(range(len(given)))}
+    places = -1 if matrix is None else names.get(id(matrix), -2), names.get(id(vector), -2)
+    return (-1, -1) if -2 in places else places
 
 
 def _laid_sets(

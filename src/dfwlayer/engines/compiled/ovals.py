@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Met, Oval
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import (
@@ -31,6 +30,7 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.polyhedra import Polyhedra, polyhedra_of
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
+from dfwlayer.ops.values import Value
 
 __all__ = ["Ovals", "ovals_of"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, stretched, summed
@@ -17,6 +16,7 @@ from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.linalg.quadratic.thin import SHARE
 from dfwlayer.linalg.sparse_factor import available
+from dfwlayer.ops.values import Value
 
 __all__ = ["Polyhedra", "polyhedra_of"]
 

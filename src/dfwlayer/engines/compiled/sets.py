@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Block, Flat, Linear, Met, Oval, Round, Spent
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
@@ -29,6 +28,7 @@ from dfwlayer.engines.compiled.results import (
     Sets,
 )
 from dfwlayer.engines.compiled.threads import spread
+from dfwlayer.ops.values import Value
 
 __all__ = ["KEPT", "Polytopes", "sets_of"]
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.parameters import Value
 from dfwlayer.constraints.region import Block, Flat, Linear, Power, Round
 from dfwlayer.engines.compiled.arrays import Batch
 from dfwlayer.engines.compiled.kernels.constants import FLATTEST, STEEPEST
 from dfwlayer.engines.compiled.kernels.table import BUDGET, EQUATION
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.values import Value
 
 __all__ = ["Bounds", "FlatForm", "Form", "Row", "form_of", "tensors_of"]
 

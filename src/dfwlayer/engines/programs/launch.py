@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from dfwlayer.constraints.parameters import Value
+from dfwlayer.ops.values import Value
 
 __all__ = ["FITS", "Strided", "launch", "left_so_far", "options_of", "strided", "tableau_options"]
 

@@ -13,20 +13,9 @@ Needs stable-baselines3; nothing else in this package imports it.
 """
 
 from dfwlayer.integrations.actor_gradients import Exact, GradientMode, Penalty, Soft
+from dfwlayer.integrations.sb3 import policies
 from dfwlayer.integrations.sb3.limits import ActionLimit, ActionSet, Limit
-from dfwlayer.integrations.sb3.policies import (
-    LimitedActorCriticCnnPolicy,
-    LimitedActorCriticPolicy,
-    LimitedMultiInputActorCriticPolicy,
-    LimitedSACActor,
-    LimitedSACCnnPolicy,
-    LimitedSACMultiInputPolicy,
-    LimitedSACPolicy,
-    LimitedTD3Actor,
-    LimitedTD3CnnPolicy,
-    LimitedTD3MultiInputPolicy,
-    LimitedTD3Policy,
-)
+from dfwlayer.integrations.sb3.policies import *  # noqa: F403
 from dfwlayer.integrations.sb3.wrapper import LimitedActions
 
 __all__ = [
@@ -36,17 +25,7 @@ __all__ = [
     "GradientMode",
     "Limit",
     "LimitedActions",
-    "LimitedActorCriticCnnPolicy",
-    "LimitedActorCriticPolicy",
-    "LimitedMultiInputActorCriticPolicy",
-    "LimitedSACActor",
-    "LimitedSACCnnPolicy",
-    "LimitedSACMultiInputPolicy",
-    "LimitedSACPolicy",
-    "LimitedTD3Actor",
-    "LimitedTD3CnnPolicy",
-    "LimitedTD3MultiInputPolicy",
-    "LimitedTD3Policy",
     "Penalty",
     "Soft",
 ]
+__all__ += policies.__all__

@@ -107,7 +107,9 @@ def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, ep
     """Weights (..., m) that minimise the model, for the problems that go on."""
     if not bool(going.any()):
         return weights
-    out = weights.clone()
+    lead, m = going.shape, weights.shape[-1]
+    out = weights.reshape(-1, m).clone()
+    left = going.reshape(-1).nonzero().squeeze(-1)  # the problems that are not done
     places, hessian, slope = (part[going] for part in model)
     weights, used = weights[going], (weights[going] > 0) | (toward[going] > 0)
     # a little more curvature makes up for products with ∇²f that are off by eps, or for an f that
@@ -116,23 +118,25 @@ def _corrected(model: _Model, weights: Tensor, toward: Tensor, going: Tensor, ep
     largest = torch.where((top := eigenvalues.abs().amax(-1, keepdim=True)) > 0, top, 1)
     ridge = max(RIDGE, 8 * eps) * largest + 2 * (-eigenvalues[..., :1]).clamp_min(0)
     hessian = hessian + torch.diag_embed(ridge.expand_as(slope))
-    done = torch.zeros_like(used[..., :1])
-    for _ in range(weights.shape[-1]):
+    for _ in range(m):
         change = _affine_step(places, hessian, slope, used)
         falling = used & (change < 0)
         room = torch.where(falling, weights / torch.where(falling, -change, 1), torch.inf)
         limit = room.amin(-1, keepdim=True)
-        length = torch.where(done, 0, limit.clamp(max=1))
+        length = limit.clamp(max=1)
         weights = (weights + length * change).clamp_min(0)
+        dropped = (room <= limit) & (limit < 1)
+        weights, used = torch.where(dropped, 0, weights), used & ~dropped
+        out[left] = weights / weights.sum(-1, keepdim=True)
+        rest = (limit < 1).squeeze(-1).nonzero().squeeze(-1)
+        if len(rest) == 0:
+            break
         step = length.unsqueeze(-1) * (change.unsqueeze(-2) @ places)
         slope = slope + (step @ hessian).squeeze(-2)
-        dropped = (room <= limit) & (limit < 1) & ~done
-        weights, used = torch.where(dropped, 0, weights), used & ~dropped
-        done = done | (limit >= 1)
-        if bool(done.all()):
-            break
-    out[going] = weights / weights.sum(-1, keepdim=True)
-    return out
+        if len(rest) < len(left):
+            kept = (left, places, hessian, slope, weights, used)
+            left, places, hessian, slope, weights, used = (part[rest] for part in kept)
+    return out.reshape(*lead, m)
 
 
 def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -> Tensor:

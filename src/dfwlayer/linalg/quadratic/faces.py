@@ -16,7 +16,7 @@ __all__ = ["FEW", "ROUNDS", "Corner", "given", "held_by", "on_face"]
 
 ROUNDS = 20  # in which rows are let go and taken in
 FEW = 3  # the same where there is a solution already
-NEAR = 1e-3  # of a solution: residuals and gap of interior-point steps, relative
+NEAR = 1e-2  # of a solution: residuals and gap of interior-point steps, relative
 ARRIVED = 1e-12  # the same at a solution that needs no face
 CORRECTIONS = 3  # each with what the one before has left
 LEAST = 1e-300  # what is divided by

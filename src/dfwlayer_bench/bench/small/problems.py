@@ -14,6 +14,7 @@ from torch import Tensor
 import dfwlayer
 from dfwlayer import Quadratic, solve
 from dfwlayer.engines import compiled
+from dfwlayer_bench.problems.functional import Functional
 from dfwlayer_bench.problems.reference import project_l1
 from dfwlayer_bench.systems.base import load
 from dfwlayer_bench.systems.rows.problem import Rows
@@ -112,7 +113,7 @@ SETS: dict[str, Callable[[Tensor], Ball | Bounds]] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Functional):
     """One problem, (...) being (), or a batch of B, (...) being (B,); in float64.
 
     The functional is v·x with random v, since the sum of x is constant on a simplex.
@@ -122,18 +123,6 @@ class Problem:
     q: Tensor  # (..., n)
     v: Tensor  # (..., n)
     set: Ball | Bounds
-
-    @property
-    def n(self) -> int:
-        return self.q.shape[-1]
-
-    @property
-    def batched(self) -> bool:
-        return self.q.dim() == 2
-
-    def value(self, x: Tensor) -> Tensor:
-        """The functional, of all problems together."""
-        return (self.v * x).sum()
 
 
 @dataclass(frozen=True)

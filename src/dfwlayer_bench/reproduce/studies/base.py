@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dfwlayer_bench.bench.store import Store
+from dfwlayer_bench.bench.store import Attempt, Store
 from dfwlayer_bench.problems.families import Instance, make
 from dfwlayer_bench.problems.reference import Reference, solve_reference
 from dfwlayer_bench.report import text
@@ -76,8 +76,8 @@ class Study:
 
 
 @dataclass
-class Record:
-    """One variant on one problem; ``status`` and ``detail`` as in a cell of the benchmark."""
+class Record(Attempt):
+    """One variant on one problem."""
 
     study: str
     family: str
@@ -86,11 +86,7 @@ class Record:
     seed: int
     variant: str
     label: str
-    status: str = "pending"
-    detail: str = ""
     active: bool | None = None  # whether the ℓ1 constraint is
-    time_limit: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -178,7 +174,7 @@ def _load(plan: StudyPlan, study: Study, variant: Variant, case: Case, store: St
     saved = Record(**found)
     if saved.seed != record.seed or saved.settings != record.settings:
         return record
-    if saved.status == "time limit" and (saved.time_limit or 0) < plan.time_limit:
+    if saved.cut_short(plan.time_limit):
         return record
     return saved
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfwlayer_bench.problems.functional import Functional
+
 __all__ = ["Rows"]
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Functional):
     """One program, (...) being (), or a batch of B, (...) being (B,); in float64.
 
     G, A and their sides are the same for the whole batch but for b, which may be ``given``.
@@ -28,14 +30,6 @@ class Rows:
     given: str = "q"  # in what: "q" or "b"
 
     @property
-    def n(self) -> int:
-        return self.q.shape[-1]
-
-    @property
-    def batched(self) -> bool:
-        return self.q.dim() == 2
-
-    @property
     def count(self) -> int:
         return len(self.q) if self.batched else 1
 
@@ -48,10 +42,6 @@ class Rows:
         """q and b, one of them being the data; both have the batch."""
         q, b = (data, self.b) if self.given == "q" else (self.q, data)
         return q, b.expand(*q.shape[:-1], b.shape[-1])
-
-    def value(self, x: Tensor) -> Tensor:
-        """The functional, of all problems together."""
-        return (self.v * x).sum()
 
     def one_sided(self) -> tuple[Tensor, Tensor]:
         """Every side that there is as Gx ≤ h."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING, SMALLEST
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -18,15 +18,14 @@ from dfwlayer.engines.compiled.kernels.dense import (
     dot,
     entry,
     factor,
-    fill,
     forward,
     kernel,
     product,
     solve_with,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.norms import length_of, settle
-from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
+from dfwlayer.engines.compiled.kernels.norms import length_of, over_ball, settle
+from dfwlayer.engines.compiled.kernels.numbers import asked, bound_of, own, proven, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -140,23 +139,6 @@ def _secular(P, q, weight, radius, start, x, z, L):
     return 0.0, -outcome.LOST
 
 
-@kernel
-def _fit(P, q, weight, radius):
-    """Whether all numbers are such that this code may be used on them; a bound of ‖P‖."""
-    n = len(q)
-    bound = 1.0 if len(P) == 0 else 0.0
-    for i in range(n):
-        total = 0.0
-        for j in range(len(P)):
-            total += abs(P[i, j])
-        bound = total if not total <= bound else bound  # keeps a NaN
-        if not abs(q[i]) < LARGEST or not SMALLEST < weight[i] < LARGEST:
-            return 0.0
-    if not SMALLEST < bound < LARGEST or not SMALLEST < radius < LARGEST:
-        return 0.0
-    return bound
-
-
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -173,16 +155,11 @@ def _on_disk(stamp):
         z, g = np.empty(n), np.empty(n)
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
-            own_P = symmetric(P[own(b, P)], eps)
-            if dense and not sane(own_P, A, eps, L):
+            fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L)
+            bound = bound_of(own_P)
+            if not fit or bound == 0:
                 continue
-            own_q, weight = q[own(b, q)], weights[own(b, weights)]
-            radius = radii[own(b, radii), 0]
-            bound = _fit(own_P, own_q, weight, radius)
-            if bound == 0:
-                continue
-            point = x[b]
-            begin = start[own(b, start)]
+            point, begin = x[b], start[own(b, start)]
             multiplier, taken = _secular(own_P, own_q, weight, radius, begin, point, z, L)
             if taken < 0 or taken > most:
                 codes[0, b] = -taken if taken < 0 else outcome.LOST
@@ -226,11 +203,9 @@ def _on_disk(stamp):
         L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
         normal = np.empty(n)
         for b in range(first, end):
-            out = u[b]
-            fill(0.0, out)
-            nu[b, 0] = 0.0
-            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
+            if not asked(b, codes, v, u, nu):
                 continue
+            out = u[b]
             weight = weights[own(b, weights)]
             radius = radii[own(b, radii), 0]
             own_P = symmetric(P[own(b, P)], eps)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
+from dfwlayer.engines.compiled.kernels.active import REDUCED, side_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product
 from dfwlayer.engines.compiled.kernels.faces import (
@@ -29,7 +30,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, DOUBTFUL, SINGULAR, WRONG, judge
-from dfwlayer.engines.compiled.kernels.walk import REDUCED, side_of, walk
+from dfwlayer.engines.compiled.kernels.walk import walk
 
 __all__ = ["descend"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
+from dfwlayer.engines.compiled.kernels.active import GRADIENT, NEW, REDUCED
 from dfwlayer.engines.compiled.kernels.certificate import settle
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, dot, entry, kernel, times
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, judge
-from dfwlayer.engines.compiled.kernels.walk import GRADIENT, NEW, REDUCED, walk
+from dfwlayer.engines.compiled.kernels.walk import walk
 
 __all__ = ["SETTLED", "SOLVES", "STEPS", "WHAT", "exchange"]
 

@@ -32,6 +32,7 @@ __all__ = [
     "X",
     "Y",
     "Z",
+    "forces",
     "holds",
     "is_tied",
     "minimise",
@@ -56,6 +57,18 @@ def slope(body, row, i, sides):
     """The derivative of a row's sum in x_i."""
     a = body[row, i]
     return a * sides[i] if body[row, table.KIND] == table.BUDGET else a
+
+
+@kernel
+def forces(body, multipliers, i, r):
+    """From r = ∂f/∂x_i: with what the equations add to it, and what the budgets hold against it."""
+    hold = 0.0
+    for row in range(table.ROWS, len(body)):
+        if body[row, table.KIND] == table.BUDGET:
+            hold += multipliers[row] * body[row, i]
+        else:
+            r += multipliers[row] * body[row, i]
+    return r, hold
 
 
 @kernel

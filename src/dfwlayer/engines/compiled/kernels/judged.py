@@ -8,7 +8,6 @@ from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, CLOSE, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import (
     absolute,
-    add,
     backward,
     copy,
     dot,
@@ -29,6 +28,7 @@ __all__ = [
     "OPEN",
     "counted",
     "gap_of",
+    "implied",
     "judge",
     "polish",
     "settle",
@@ -78,7 +78,10 @@ def polish(P, q, A, rhs, rows, L, held, count, x, z):
         moved, shaken = np.sqrt(dot(z, z, n)), 0.0
         if len(L) > 0:
             backward(L, z, n)
-        add(x, 1.0, z, n)
+        for i in range(n):
+            x[i] += z[i]
+            if abs(x[i]) <= 2 * DOUBLE * abs(z[i]):  # all of it was rounding, and so is the rest
+                x[i] = 0.0
         for i in range(count):
             held.forces[i] += held.along[i]
             shaken = max(shaken, abs(held.along[i]))
@@ -126,6 +129,26 @@ def judge(rows, columns, width, held, count, state, x, blur):
                 if abs(part) > SAME and not (twin and first <= which[c] < end):
                     state[c] = IDLE
     return count
+
+
+@kernel
+def implied(rows, columns, width, held, count, firm, state, x, rough):
+    """Whether rows that are met without a force may leave x no way but along them.
+
+    Their normals then add up to a sum of those that have a force, and x moves as if they were
+    equations, which forces do not tell. There is none such sum where every further row that is met
+    is a sum of the rows without a force that are held, with no part of it negative.
+    """
+    for c in range(width):
+        if state[c] != IDLE:
+            continue
+        value, _ = row_and_size(rows, rows.which[c], x)
+        side = 1.0 if rows.high[c] - value < value - rows.low[c] else -1.0
+        combined(columns, c, held, count)
+        for i in range(firm, count):
+            if not held.forces[i] > rough and side * held.along[i] < -SAME:
+                return True
+    return False
 
 
 @kernel

@@ -39,6 +39,7 @@ from dfwlayer.engines.compiled.kernels.judged import (
     OPEN,
     counted,
     gap_of,
+    implied,
     judge,
     polish,
     settle,
@@ -57,7 +58,7 @@ from dfwlayer.engines.compiled.kernels.metric import (
     ridged,
     stiffened,
 )
-from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, symmetric
 from dfwlayer.engines.compiled.kernels.rows import Rows, add_row, largest, listed, reduced
 from dfwlayer.engines.compiled.kernels.tied import balance
 
@@ -277,7 +278,9 @@ def _on_disk(stamp):
             if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
-            if shared:
+            if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
+                code = outcome.SHARED
+            elif shared:
                 sure = balance(
                     rows, columns, width, held, count, firm, state, point, rough, strict, found
                 )
@@ -317,11 +320,9 @@ def _on_disk(stamp):
         which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
         kind = 0
         for b in range(first, end):
-            out = u[b]
-            fill(0.0, out)
-            fill(0.0, nu[b])
-            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
+            if not asked(b, codes, v, u, nu):
                 continue
+            out = u[b]
             own_P, own_E, own_G = P[own(b, P)], E[own(b, E)], G[own(b, G)]
             lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
             if dense:

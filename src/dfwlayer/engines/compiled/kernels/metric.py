@@ -12,10 +12,10 @@ from dfwlayer.engines.compiled.kernels.constants import (
     DOUBLE,
     LARGEST,
     SINGULAR,
-    SMALLEST,
 )
 from dfwlayer.engines.compiled.kernels.dense import add, dot, factor, forward, kernel
 from dfwlayer.engines.compiled.kernels.judged import HELD
+from dfwlayer.engines.compiled.kernels.numbers import bound_of
 from dfwlayer.engines.compiled.kernels.rows import add_row
 
 __all__ = [
@@ -40,15 +40,7 @@ FAINT = 1e-11  # the same where f is flat along the rows that hold a solution
 @kernel
 def fit(P, q):
     """Whether the numbers of f are such that this code may be used on them."""
-    largest = 1.0 if len(P) == 0 else 0.0
-    for i in range(len(P)):
-        total = 0.0
-        for j in range(len(P)):
-            total += abs(P[i, j])
-        largest = total if not total <= largest else largest  # keeps a NaN
-    if not SMALLEST < largest < LARGEST:
-        return False
-    sound = True
+    sound = bound_of(P) > 0
     for i in range(len(q)):
         sound = sound and abs(q[i]) < LARGEST
     return sound

@@ -1,13 +1,25 @@
-"""Weighted norms, and points on the boundary of their balls as they are returned, compiled."""
+"""Weighted norms, problems over their balls, and points on the boundary as they are returned."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import kernel
-from dfwlayer.engines.compiled.kernels.numbers import rounded
+from dfwlayer.engines.compiled.kernels.numbers import own, rounded, sane, symmetric
 
-__all__ = ["length_of", "settle", "size_of"]
+__all__ = ["length_of", "over_ball", "settle", "size_of"]
+
+
+@kernel
+def over_ball(b, P, q, A, weights, radii, eps, L):
+    """P, q, w and t of problem b; first, whether all numbers are such that they may be used."""
+    own_P = symmetric(P[own(b, P)], eps)
+    own_q, weight, radius = q[own(b, q)], weights[own(b, weights)], radii[own(b, radii), 0]
+    fit = SMALLEST < radius < LARGEST and (P.shape[1] == 0 or sane(own_P, A, eps, L))
+    for i in range(len(own_q)):
+        fit = fit and abs(own_q[i]) < LARGEST and SMALLEST < weight[i] < LARGEST
+    return fit, own_P, own_q, weight, radius
 
 
 @kernel

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import (
     BENT,
+    LARGEST,
     SINGLE,
     SKEW,
+    SMALLEST,
 )
-from dfwlayer.engines.compiled.kernels.dense import factor, kernel, summing
+from dfwlayer.engines.compiled.kernels.dense import factor, fill, kernel, summing
 
-__all__ = ["finite", "own", "proven", "rounded", "sane", "symmetric"]
+__all__ = ["asked", "bound_of", "finite", "own", "proven", "rounded", "sane", "symmetric"]
 
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell
@@ -118,6 +121,26 @@ def own(b, shared):
 def sane(P, A, eps, L):
     """Whether what `symmetric` has made of P is a matrix, and convex; with an A it is."""
     return len(P) > 0 and (A.shape[1] > 0 or convex(P, eps, L))
+
+
+@kernel
+def bound_of(P):
+    """A bound of ‖P‖, nothing standing for 1, or 0 where it is too small or too large."""
+    bound = 1.0 if len(P) == 0 else 0.0
+    for i in range(len(P)):
+        total = 0.0
+        for j in range(len(P)):
+            total += abs(P[i, j])
+        bound = total if not total <= bound else bound  # keeps a NaN
+    return bound if SMALLEST < bound < LARGEST else 0.0
+
+
+@kernel
+def asked(b, codes, v, u, nu):
+    """Whether an adjoint of problem b, which is solved, is asked for; until found it is zero."""
+    fill(0.0, u[b])
+    fill(0.0, nu[b])
+    return codes[0, b] == outcome.SOLVED and finite(v[b])
 
 
 @kernel

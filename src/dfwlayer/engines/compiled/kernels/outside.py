@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
+from dfwlayer.engines.compiled.kernels.active import side_of
 from dfwlayer.engines.compiled.kernels.certificate import gap_beside, gap_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, summing
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.search import fit
-from dfwlayer.engines.compiled.kernels.walk import side_of
 
 __all__ = ["adjoint", "assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
 

@@ -44,22 +44,18 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     value_and_gradient,
 )
-from dfwlayer.engines.compiled.kernels.norms import settle, size_of
-from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
+from dfwlayer.engines.compiled.kernels.norms import over_ball, settle, size_of
+from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, symmetric
 
 __all__ = ["adjoint", "search"]
 
 
 @kernel
 def _prepare(P, q, weight, radius, S, work):
-    """S and r, and a bound of ‖S‖ if all numbers are for this code, otherwise 0."""
+    """S and r, and a bound of ‖S‖, 0 where that is too small or too large for this code."""
     n = len(q)
     bound = 0.0
-    if not SMALLEST < radius < LARGEST:
-        return 0.0
     for i in range(n):
-        if not abs(q[i]) < LARGEST or not SMALLEST < weight[i] < LARGEST:
-            return 0.0
         work[R, i] = q[i] * radius / weight[i]
         work[D, i] = (radius / weight[i]) ** 2
     for i in range(n):
@@ -93,15 +89,11 @@ def _on_disk(stamp):
         S, L, work = _memory(n, dense)
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
-            own_P = symmetric(P[own(b, P)], eps)
-            if dense and not sane(own_P, A_, eps, L):
-                continue
-            own_q, weight = q[own(b, q)], weights[own(b, weights)]
-            radius, point = radii[own(b, radii), 0], x[b]
-            bound = _prepare(own_P, own_q, weight, radius, S, work)
+            fit, own_P, own_q, weight, radius = over_ball(b, P, q, A_, weights, radii, eps, L)
+            bound = _prepare(own_P, own_q, weight, radius, S, work) if fit else 0.0
             if bound == 0:
                 continue
-            scale = bound
+            point, scale = x[b], bound
             for i in range(n):
                 scale = max(scale, abs(work[R, i]))
             multiplier, taken = 0.0, 1
@@ -153,11 +145,9 @@ def _on_disk(stamp):
         m = 1 / (p - 1) if low else p - 1
         S, L, work = _memory(n, P.shape[1] > 0)
         for b in range(first, end):
-            out = u[b]
-            fill(0.0, out)
-            nu[b, 0] = 0.0
-            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
+            if not asked(b, codes, v, u, nu):
                 continue
+            out = u[b]
             weight, multiplier = weights[own(b, weights)], multipliers[b, 0]
             radius = radii[own(b, radii), 0]
             own_P = symmetric(P[own(b, P)], eps)

@@ -46,7 +46,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     slope,
     solve,
 )
-from dfwlayer.engines.compiled.kernels.numbers import finite, own, proven, sane, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, sane, symmetric
 from dfwlayer.engines.compiled.kernels.polytope import sound
 
 __all__ = ["adjoint", "fit", "search"]
@@ -167,10 +167,8 @@ def _on_disk(stamp):
         work, ties, schur, index, L = _memory(n, k, dense, factors, orders)
         fill(0.0, ties[SHORT])
         for b in range(first, end):
-            fill(0.0, u[b])
-            fill(0.0, nu[b])
             fill(0.0, rest[b])
-            if codes[0, b] != outcome.SOLVED or not finite(v[b]):
+            if not asked(b, codes, v, u, nu):
                 continue
             own_P, body = symmetric(P[own(b, P)], eps), bodies[own(b, bodies)]
             copy(sides[b], work[SIDES])

@@ -7,6 +7,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.faces import forces
 
 __all__ = ["CLEARLY", "DOUBTFUL", "SINGULAR", "WRONG", "judge"]
 
@@ -53,12 +54,7 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         where = places[i]
         if low == high:
             continue
-        r, hold = px[i] + q[i], 0.0
-        for row in range(table.ROWS, k):
-            if body[row, table.KIND] == table.BUDGET:
-                hold += multipliers[row] * body[row, i]
-            else:
-                r += multipliers[row] * body[row, i]
+        r, hold = forces(body, multipliers, i, px[i] + q[i])
         if where == place.FREE:
             ahead = min(x[i] - low, high - x[i])
             size = widest
