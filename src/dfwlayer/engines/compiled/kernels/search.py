@@ -139,12 +139,15 @@ def _on_disk(stamp):
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(forces, guess)
             gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
-            if gap == np.inf:  # the bound of a coordinate is absent
+            if not proven(total, gap, tol, eps):
+                # the bound of a coordinate is absent, or rounding of x has left a slope that all
+                # of the set is wide for; the curvature of f tells how little it matters
                 value_and_gradient(own_P, own_q, own_A, own_b, point, g)
                 scratch = work[WAY], work[Y], work[PY]
-                gap = relaxed_gap(
+                closed = relaxed_gap(
                     own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
                 )
+                gap = min(gap, closed)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
