@@ -54,7 +54,8 @@ class Plan(NamedTuple):
 
     def filled(self, given: Sequence[tuple[int, Tensor]], count: int) -> Array:
         """Tables of so many problems, with tensors in these parts."""
-        bodies = self.table[None].repeat(count, 0)
+        bodies = self.table[None]
+        bodies = bodies.copy() if count == 1 else bodies.repeat(count, 0)
         for where, tensor in given:
             line, kind, first, end, total = self.spots[where]
             values = array_of(tensor, 1)
