@@ -90,6 +90,14 @@ class Face:
         """C as a diagonal (B, n), None where it is more than that on the tangent space."""
         return None if self.bends else torch.zeros_like(self.x)
 
+    def bent(self, u: Tensor) -> Tensor:
+        """u (B, n) of the tangent space, with what x + u needs beside it to stay on the face.
+
+        That is of second order in u, and only asked for where projecting x + u onto the set would
+        leave the face, as it does where a face is the matrices of one rank.
+        """
+        return u
+
     def force(self) -> Tensor:
         """Σ λ_j ∇h_j(x; w) (B, n), x and λ constant, differentiable in the set's parameters."""
         return torch.zeros_like(self.x)

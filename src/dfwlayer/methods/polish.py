@@ -73,7 +73,8 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
     if not any_row(rows):
         return
     _observe(progress, found, rows, system.face)
-    x = constraint.project(origin + found.u, near=origin)
+    step = system.face.bent(found.u) if system.face.bends else found.u
+    x = constraint.project(origin + step, near=origin)
     tensor, gradient = objective.value_and_gradient(x)
     value = number(tensor)
     at.left = select(rows, at.left - 1, at.left)

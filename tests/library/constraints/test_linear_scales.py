@@ -59,6 +59,33 @@ def test_nor_where_f_does_not_bend_in_every_coordinate(
     torch.testing.assert_close(solved(unit, value), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("bends", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("trace", [2.0**-53, 2.0**-30])
+def test_a_limit_that_is_all_but_zero_is_no_unit(
+    unit: float, trace: float, bends: bool, compiled: bool
+) -> None:
+    """A row whose level is what rounding left of zero, beside bounds that are far from it."""
+    torch.manual_seed(5)
+    n = 8
+    P = torch.diag_embed((torch.rand(10, n) < 0.3).double()) if bends else torch.zeros(10, n, n)
+    q = torch.randint(-2, 3, (10, n)).double()
+    lower, upper = -torch.randint(1, 9, (n,)).double(), torch.randint(1, 9, (n,)).double()
+    A = torch.ones(1, n, dtype=torch.float64)
+
+    def solved(t: float) -> torch.Tensor:
+        level = torch.full((1,), -trace * t, dtype=torch.float64)
+        rows = dfw.Polyhedron(A=A, b=level, lower=t * lower, upper=t * upper)
+        with dfw.engines.compiled.using(compiled):
+            sol = dfw.solve(dfw.Quadratic(P.double() / t**2, q / t), rows)
+        assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
+        assert ((sol.x @ A[0] - level).abs() <= 1e-14 * n * t * upper.max()).all()
+        return sol.value
+
+    torch.testing.assert_close(solved(unit), solved(1.0), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_cone_that_is_one_point(dtype: torch.dtype) -> None:
     P, q = (part.to(dtype) for part in matrices())

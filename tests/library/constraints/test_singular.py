@@ -148,3 +148,40 @@ def test_a_matrix_is_needed():
         dfw.solve(dfw.Quadratic(None, torch.ones(4)), dfw.NuclearBall())
     with pytest.raises(ValueError, match="shape: a Schatten ball is a set of matrices"):
         dfw.solve(dfw.Quadratic(None, torch.ones(4)), dfw.NuclearBall(shape=(3, 2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4, 5), (5, 2)])
+@pytest.mark.parametrize("ball", ["nuclear", "spectraplex"])
+def test_a_step_along_matrices_of_one_rank_keeps_the_rank(ball, shape):
+    torch.manual_seed(2)
+    r, c = shape if ball == "nuclear" else (shape[0], shape[0])
+    X = torch.randn(8, r, 1, dtype=torch.float64) * torch.randn(8, 1, c, dtype=torch.float64)
+    if ball == "nuclear":
+        norm = torch.linalg.matrix_norm(X, "nuc")
+        set_ = dfw.NuclearBall(1.0, shape=(r, c))
+    else:
+        X = X[..., :1] @ X[..., :1].mT
+        norm = X.diagonal(dim1=-2, dim2=-1).sum(-1)
+        set_ = dfw.Spectraplex(1.0)
+    X = X / norm[:, None, None]
+    slope = -X.flatten(-2)  # so that the constraint is active
+    x, set_ = X.flatten(-2), set_.bind((r, c), F64, X.device)
+    face = set_.face(x, slope)
+    u = face.restrict(0.05 * torch.randn_like(x))
+    u = u - face.normals[0] * (u * face.normals[0]).sum(-1, keepdim=True)
+    plain, bent = (torch.linalg.svdvals((x + v).reshape(8, r, c)) for v in (u, face.bent(u)))
+    assert (plain[:, 1] > 1e-5).all()
+    assert (bent[:, 1] <= 1e-15).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4, 5)])
+def test_every_problem_over_a_nuclear_ball_ends_in_steps_of_newtons(shape):
+    """A step along the tangent has to be bent, or the rank of some comes out too large."""
+    torch.manual_seed(1)
+    n = shape[0] * shape[1]
+    A, q = torch.randn(400, n, n, dtype=torch.float64), torch.randn(400, n, dtype=torch.float64)
+    P = A @ A.mT / n + 0.05 * torch.eye(n, dtype=torch.float64)
+    radius = torch.rand(400, dtype=torch.float64) + 0.2
+    sol = dfw.solve(dfw.Quadratic(P, 2 * q), dfw.NuclearBall(radius, shape=shape))
+    assert (sol.gap <= 1e-12 * sol.value.abs()).all()
+    assert int(sol.num_steps.max()) <= 70

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.balls.singular import Factors, divided_differences, split
+from dfwlayer.constraints.balls.singular import Factors, completed, divided_differences, split
 from dfwlayer.constraints.face import Face
 from dfwlayer.ops.rows import or_one
 
@@ -84,6 +84,14 @@ class SchattenFace(Face):
             rest = matrix - left @ (along @ right.mT + across) - down @ right.mT
             out = out + (self.multiplier / self.size).unsqueeze(-1) * rest
         return self._flat(out)
+
+    def bent(self, u: Tensor) -> Tensor:
+        """u + E (diag(σ) + UᵀuV)⁻¹ B, of X's rank together with X, for p < 2."""
+        if self.p >= 2:
+            return u
+        left, values, right = self.at
+        along, across, down = split(self._matrix(u), left, right)
+        return u + self._flat(down @ completed(values, along, across))
 
     def force(self) -> Tensor:
         """λ∇h, which does not depend on the radius."""

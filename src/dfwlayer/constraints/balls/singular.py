@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Factors", "divided_differences", "factors", "spectral_function", "split"]
+__all__ = [
+    "Factors",
+    "completed",
+    "divided_differences",
+    "factors",
+    "spectral_function",
+    "split",
+]
 
 
 class Factors(NamedTuple):
@@ -86,6 +93,16 @@ def split(v: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tenso
     across, down = left.mT @ v, v @ right
     along = across @ right
     return along, across - along @ right.mT, down - left @ along
+
+
+def completed(values: Tensor, along: Tensor, across: Tensor) -> Tensor:
+    """(diag(σ) + A)⁻¹ B, with which E makes [[diag(σ) + A, B], [E, ·]] a matrix of rank k.
+
+    It is zero where A (..., k, k) is so large that the matrix is not near one of that rank.
+    """
+    near = torch.linalg.matrix_norm(along) < 0.5 * values.amin(-1)
+    moved = torch.where(near[..., None, None], along, 0) + torch.diag_embed(values)
+    return torch.where(near[..., None, None], torch.linalg.solve_ex(moved, across)[0], 0)
 
 
 def divided_differences(

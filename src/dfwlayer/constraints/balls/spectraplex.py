@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dfwlayer.constraints.balls.singular import spectral_function
+from dfwlayer.constraints.balls.singular import completed, spectral_function, split
 from dfwlayer.constraints.base import Constraint, Face, measured
 from dfwlayer.constraints.parameters import as_column, number
 from dfwlayer.constraints.plain import Plain, PlainSpectraplex
@@ -202,6 +202,11 @@ class SpectraplexFace(Face):
         bent = self.outside @ (_symmetric(v) @ self.basis)  # W has no part along V
         bent = (bent / self.values.unsqueeze(-2)) @ self.basis.mT
         return (bent + bent.mT).flatten(-2)
+
+    def bent(self, u: Tensor) -> Tensor:
+        """u + B (diag(λ) + VᵀuV)⁻¹ Bᵀ, of X's rank together with X."""
+        along, across, down = split(_symmetric(u), self.basis, self.basis)
+        return u + (down @ completed(self.values, along, across)).flatten(-2)
 
     def force(self) -> Tensor:
         """μ V Vᵀ, which does not depend on t."""

@@ -342,6 +342,10 @@ class ProductFace(Face):
             lambda face, own: face.curvature(own) if face.bends else torch.zeros_like(own), v
         )
 
+    def bent(self, u: Tensor) -> Tensor:
+        """Block by block."""
+        return self._each(lambda face, own: face.bent(own), u)
+
     def curvature_diagonal(self) -> Tensor | None:
         """The faces' own, None where one has none."""
         each = [

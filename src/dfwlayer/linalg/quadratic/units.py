@@ -56,8 +56,9 @@ def _common(program: Program | Thin, flat: Program | Thin) -> Units:
 def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
     """How large x is in these units, where limits and the minimiser of f agree that it is not one.
 
-    Limits on both sides of one tell nothing, unless half of them and the minimiser are far from it.
-    Without limits other than zero it is the minimiser.
+    It is as near to one as they allow, unless half of the limits and the minimiser are far from
+    there: one limit that is all but zero says nothing. Without limits other than zero it is the
+    minimiser.
     """
     limits = torch.cat(
         (
@@ -82,8 +83,9 @@ def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor
         return size
     middle = torch.where(told, limits, torch.nan).nanmedian(-1, keepdim=True).values
     # limits may be what rounding made of zeros: f has to agree
-    away = ((middle < 1 / FAR) & (far < 1 / FAR)) | ((middle > FAR) & (far > FAR))
-    return torch.where((size == 1) & away, middle, size)
+    below = (middle < size / FAR) & (far < size / FAR)
+    above = (middle > size * FAR) & (far > size * FAR)
+    return torch.where(below | above, middle, size)
 
 
 def _root(size: Tensor) -> Tensor:

@@ -278,9 +278,7 @@ def _on_disk(stamp):
             if code != outcome.SOLVED:
                 codes[0, b] = code
                 continue
-            if not strict and implied(
-                rows, columns, width, held, count, firm, state, point, rough
-            ):
+            if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
                 code = outcome.SHARED
             elif shared:
                 sure = balance(
