@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,10 +13,11 @@ from torch import Tensor
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array
 
-__all__ = ["NO_FACTORS", "NO_ORDERS", "Adjoint", "Arrays", "Limits", "Results", "Sets"]
+__all__ = ["NO_FACTORS", "NO_ORDERS", "Adjoint", "Arrays", "Limits", "Renewal", "Results", "Sets"]
 
 Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
 Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
+Renewal = Callable[[Sequence[Tensor]], "Sets"]
 
 
 NO_FACTORS: Array = np.empty((0, 0, 0))
@@ -79,6 +80,14 @@ class Sets(Protocol):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What a gradient may be asked for, None for numbers."""
+
+    def renewal(self) -> Renewal | None:
+        """What makes the sets anew of other tensors in place of `tensors`, in their order.
+
+        They have the same shapes, but what a row adds up to may lack its last dimension where no
+        gradient is asked for. It holds none of the tensors of these. None where a set has to be
+        laid out by its normal form in each call.
+        """
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         """Solve what can be solved."""

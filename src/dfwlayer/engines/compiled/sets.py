@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from dfwlayer.engines.compiled.results import (
     Adjoint,
     Arrays,
     Limits,
+    Renewal,
     Results,
     Sets,
 )
@@ -52,6 +53,19 @@ class Plan(NamedTuple):
     table: Array  # (k, n + 2), with zeros where there are tensors
     blocks: Array  # (·, 4)
 
+    def filled(self, given: Sequence[tuple[int, Tensor]], count: int) -> Array:
+        """Tables of so many problems, with tensors in these parts."""
+        bodies = self.table[None]
+        bodies = bodies.copy() if count == 1 else bodies.repeat(count, 0)
+        for where, tensor in given:
+            line, kind, first, end, total = self.spots[where]
+            values = array_of(tensor, 1)
+            if total:
+                bodies[:, line, table.TOTAL] = values.reshape(-1)
+            else:
+                bodies[:, line, first:end] = np.abs(values) if kind == table.BUDGET else values
+        return bodies
+
 
 @dataclass(eq=False)  # what is frozen takes longer to make
 class Polytopes:
@@ -64,6 +78,20 @@ class Polytopes:
     @cached_property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return tuple([part if isinstance(part, Tensor) else None for part in self.parts])
+
+    def renewal(self) -> Renewal:
+        where = [i for i, part in enumerate(self.parts) if isinstance(part, Tensor)]
+        blank: list[Value] = [0.0 if isinstance(part, Tensor) else part for part in self.parts]
+        plan, count = self.plan, len(self.bodies)
+
+        def renewed(given: Sequence[Tensor]) -> Polytopes:
+            pairs = list(zip(where, given, strict=True))
+            parts = blank.copy()
+            for i, tensor in pairs:
+                parts[i] = tensor
+            return Polytopes(plan, tuple(parts), plan.filled(pairs, count))
+
+        return renewed
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
@@ -144,7 +172,21 @@ class Balls:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         parts = self.weight, self.radius
-        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+        return tuple([part if isinstance(part, Tensor) else None for part in parts])
+
+    def renewal(self) -> Renewal:
+        n, make = self.weights.shape[1], self._kind()
+        kept = [None if isinstance(part, Tensor) else part for part in (self.weight, self.radius)]
+
+        def renewed(given: Sequence[Tensor]) -> Balls:
+            left = iter(given)
+            weight, radius = (next(left) if part is None else part for part in kept)
+            return make(weight, radius, _sizes(weight, n), array_of(radius, 1).reshape(-1, 1))
+
+        return renewed
+
+    def _kind(self) -> Callable[[Value, Value, Array, Array], Balls]:
+        return Balls
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n = start.shape[1]
@@ -184,6 +226,10 @@ class Powers(Balls):
     """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
 
     p: float
+
+    def _kind(self) -> Callable[[Value, Value, Array, Array], Balls]:
+        p = self.p
+        return lambda weight, radius, weights, radii: Powers(weight, radius, weights, radii, p)
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n = start.shape[1]
@@ -274,17 +320,8 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
     plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
     if plan is None:
         return None
-    bodies = plan.table[None]
-    if tensors:
-        own = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
-        bodies = bodies.repeat(max(own), 0) if own else bodies.copy()
-    for where, tensor in tensors:
-        line, kind, first, end, total = plan.spots[where]
-        given = array_of(tensor, 1)
-        if total:
-            bodies[:, line, table.TOTAL] = given[:, 0]
-        else:
-            bodies[:, line, first:end] = np.abs(given) if kind == table.BUDGET else given
+    count = max([tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1], default=1)
+    bodies = plan.filled(tensors, count) if tensors else plan.table[None]
     return Polytopes(plan, tuple(parts), bodies)
 
 
