@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
 
-from dfwlayer import Box, CappedSimplex, LpBall, Quadratic, Simplex, Status, solve
+from dfwlayer import Box, CappedSimplex, L1Box, LpBall, Quadratic, Simplex, Status, solve
 from dfwlayer.engines import compiled
 from dfwlayer.engines.base import Arguments
 from dfwlayer.engines.compiled import layout
@@ -141,6 +143,108 @@ def test_a_call_like_others_before_is_checked_for_its_own_values():
     batch = torch.stack((q, q * torch.nan))
     for _ in range(3):
         assert solve(Quadratic(P, batch), LpBall(1, radius)).status.tolist() == [0, 3]
+
+
+SETS_OF_TENSORS = {
+    "l1": lambda t, _: LpBall(1, t),
+    "l1-weighted": lambda t, each: LpBall(1, t, each),
+    "l2": lambda t, _: LpBall(2, t),
+    "l2-weighted": lambda t, each: LpBall(2, t, each),
+    "l3-weighted": lambda t, each: LpBall(3, t, each),
+    "inf": lambda t, _: LpBall(float("inf"), t),
+    "box": lambda _, each: Box(-each, each),
+    "one-sided": lambda _, each: Box(upper=each),
+    "simplex": lambda t, _: Simplex(t),
+    "capped": lambda t, each: CappedSimplex(t, each),
+    "l1-box": lambda t, each: L1Box(radius=t, lower=-each, upper=each),
+}
+
+
+@pytest.mark.parametrize("count", [None, 2])  # one for all problems, or one for each
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("make", SETS_OF_TENSORS.values(), ids=SETS_OF_TENSORS.keys())
+def test_the_tensors_of_a_set_are_read_in_every_call(make, learned, count):
+    random = torch.Generator().manual_seed(1)
+    P = torch.diag(torch.tensor([1.0, 2.0, 4.0, 3.0], dtype=torch.float64))
+    q = 3 * torch.randn(2, 4, generator=random, dtype=torch.float64)
+    lead = () if count is None else (count,)
+    for size in (1.0, 0.7, 1.3):  # of which only the first one is laid out by its normal form
+        radius = size * torch.full(lead, 0.9, dtype=torch.float64)
+        each = size * (0.4 + torch.rand(*lead, 4, generator=random, dtype=torch.float64))
+        for factor in (1.0, 1.1):  # the same tensors, which were changed in place
+            radius, each = radius.detach().mul_(factor), each.detach().mul_(factor)
+            if learned:
+                radius.requires_grad_(), each.requires_grad_()
+            found = []
+            for mode in ("wait", "off"):
+                with compiled.using(mode):
+                    x = solve(Quadratic(P, q), make(radius, each), tol=1e-12).x
+                used = [t for t in (radius, each) if t.requires_grad]
+                pulled = (
+                    torch.autograd.grad(x.square().sum(), used, allow_unused=True) if used else ()
+                )
+                found.append([x.detach(), *(t for t in pulled if t is not None)])
+            torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+def test_a_tensor_that_asks_for_a_gradient_or_none_is_told_in_every_call():
+    P, q, radius = _problem()
+    for learned in (False, True, False, True):
+        own = radius.clone().requires_grad_(learned)
+        assert solve(Quadratic(P, q), LpBall(1, own)).x.requires_grad == learned
+        with torch.no_grad():
+            assert not solve(Quadratic(P, q), LpBall(1, own)).x.requires_grad
+        if learned:
+            (price,) = torch.autograd.grad(solve(Quadratic(P, q), LpBall(1, own)).value, own)
+            assert price < 0
+
+
+def test_two_bounds_that_were_one_tensor_are_told_apart_in_the_next_call():
+    z = torch.tensor([2.0, -3.0], dtype=torch.float64)
+    one, two = torch.full((2, 2), 0.5, dtype=torch.float64)
+    for upper in (one, two + 0.25, one):
+        assert torch.equal(solve(Quadratic(None, -z), Box(one, upper)).x, z.clamp(one, upper))
+
+
+def test_what_is_kept_holds_none_of_the_tensors_of_a_call():
+    P, q, _ = _problem()
+    radius = torch.tensor(1.0, dtype=torch.float64)
+    weight = torch.ones(3, dtype=torch.float64)
+    held = [weakref.ref(radius), weakref.ref(weight)]
+    for p in (1, 2, 3):
+        solve(Quadratic(P, q), LpBall(p, radius, weight))
+    del radius, weight
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, radius):
+        return radius.view_as(radius)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.5 * gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slow(LpBall):
+    """A ball whose radius learns at half the pace, in the same memory."""
+
+    def normal_form(self, n):
+        return LpBall(self.p, _Halved.apply(self.radius)).normal_form(n)
+
+
+def test_a_set_that_changes_a_gradient_on_its_way_does_so_in_every_call():
+    P, q, _ = _problem()
+    slopes = []
+    for kind in (LpBall, _Slow):
+        for _ in range(3):
+            radius = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+            x = solve(Quadratic(P, q), kind(1, radius)).x
+            slopes.append(torch.autograd.grad(x.square().sum(), radius)[0].item())
+    assert slopes == pytest.approx([slopes[0]] * 3 + [slopes[0] / 2] * 3)
 
 
 def test_settings_that_are_equal_but_of_another_type_are_not_taken_for_each_other():

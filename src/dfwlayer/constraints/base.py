@@ -373,7 +373,10 @@ class Constraint(ABC):
         Or a polyhedron, which is the only block then.
 
         Asked of a set as it was given, after `is_plain`. What depends on its parameters does so for
-        autograd, too. A problem whose parameters make no set may have NaN in its place.
+        autograd, too. A problem whose parameters make no set may have NaN in its place. Which of
+        its parameters stand where, and which numbers beside them, follows from their types, shapes
+        and numbers alone: where all tensors in it are parameters as they were given, it is asked
+        once for all calls that have these in common.
         """
         return None
 

@@ -169,11 +169,16 @@ class Parameter:
             fits = fits or (lead >= 0 and (self.apart or value.shape[-1] == like.shape[-1]))
         else:
             fits = lead >= 0
-        if not fits or lead > 0 or (self.least == -math.inf and self.most == math.inf):
+        if not fits or not self.looks_at(value):
             return fits
-        return on_host(value, lambda: self._covers(value)) is not False
+        return on_host(value, lambda: self.covers(value)) is not False
 
-    def _covers(self, value: Tensor) -> bool:
+    def looks_at(self, value: Tensor) -> bool:
+        """Whether `is_plain` asks for the values of a tensor, beside its type and shape."""
+        ranged = self.least > -math.inf or self.most < math.inf
+        return ranged and value.dim() <= self.kind
+
+    def covers(self, value: Tensor) -> bool:
         """Whether all numbers are within range; NaN is not."""
         if value.numel() == 1:
             return self.least <= value.item() <= self.most

@@ -293,7 +293,11 @@ class Objective(ABC):
         return scale_of_terms(curvature, x, torch.maximum(largest, typical))
 
     def dense(self) -> Dense | None:
-        """The objective as one dense quadratic function, None where it is something else."""
+        """The objective as one dense quadratic function, None where it is something else.
+
+        Which of its tensors these are follows from their types and shapes alone, as it is asked
+        once for all calls that have these in common.
+        """
         return None
 
     def by_columns(self) -> Dense | None:

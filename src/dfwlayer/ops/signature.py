@@ -1,7 +1,8 @@
 """What the calls of a loop have in common, so that it is checked in the first one only.
 
 Two calls with one signature differ in the values of their tensors, and in nothing else that a check
-of types, shapes, dtypes, devices, numbers and settings could see.
+of types, shapes, dtypes, devices, numbers and settings could see. They record gradients in the same
+ones of their tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -48,8 +50,9 @@ class Signature:
 def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signature | None:
     """That of two dataclasses and some settings; None unless they hold plain tensors and numbers.
 
-    Tensors of another type have answers of their own to any question, and objects other than
-    numbers, strings and None may change. Equal values of different types, like 1 and True, differ.
+    Tensors of another type have answers of their own to any question, and so have those whose sign
+    is still to be changed; objects other than numbers, strings and None may change. Equal values of
+    different types, like 1 and True, differ.
     """
     kinds = tuple(map(type, settings))
     if not PLAIN.issuperset(kinds):
@@ -57,7 +60,7 @@ def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signatur
     key: list[Hashable] = [settings, kinds]
     tensors: list[Tensor] = []
     versions: list[int] = []
-    before = 0
+    before, recording = 0, torch.is_grad_enabled()
     for part in (first, second):
         whole: type = type(part)
         own, names = getattr(part, "__dict__", None), field_names(whole)
@@ -69,9 +72,12 @@ def signature_of(first: Any, second: Any, settings: tuple[Any, ...]) -> Signatur
             value = own.get(name, key)
             kind: type = type(value)
             if kind is Tensor or kind is Parameter:
+                if value.is_neg():
+                    return None
                 tensors.append(value)
                 versions.append(0 if value.is_inference() else value._version)
-                key += (value.shape, value.dtype, value.layout, value.device)
+                asked = value.requires_grad and recording
+                key += (value.shape, value.dtype, value.layout, value.device, asked)
             elif kind in PLAIN:
                 key += (kind, value)
             else:

@@ -57,6 +57,9 @@ class Budgets:
         """Where the multiplier of the budget stands, below those of G."""
         return int(self.base.E.shape[1] + self.base.G.shape[1])
 
+    def renewal(self) -> None:
+        """Their rows take longer than all that is around them."""
+
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         """Without the budget, and with it where it is not kept."""
         n = start.shape[1]

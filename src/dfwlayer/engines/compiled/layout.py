@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from dfwlayer.constraints.base import Constraint
+from dfwlayer.constraints.parameters import Parameter, table
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import (
     EPS,
@@ -25,7 +26,7 @@ from dfwlayer.engines.compiled.arrays import (
     summed,
 )
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.results import Results, Sets
+from dfwlayer.engines.compiled.results import Renewal, Results, Sets
 from dfwlayer.engines.compiled.sets import KEPT, sets_of
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.signature import Signature
@@ -47,6 +48,21 @@ class Quadratics(NamedTuple):
     vector: Tensor
     squared: bool  # ½ ‖Ax − b‖² and not ½ xᵀPx + qᵀx
     arrays: tuple[Array, Array, Array, Array]  # P (·, n, n), q (·, n), A (·, m, n), b (·, m)
+
+    @classmethod
+    def of(cls, matrix: Tensor | None, vector: Tensor, squared: bool, n: int) -> Quadratics:
+        """Those of plain tensors that fit together."""
+        P, A, b = _nothing(n)
+        q = array_of(vector, 1)
+        if squared:
+            assert matrix is not None
+            A, b = array_of(matrix, 2), q
+            with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are for others
+                P = np.matmul(np.swapaxes(A, -2, -1), A)
+                q = -_times(np.swapaxes(A, -2, -1), b)
+        elif matrix is not None:
+            P = array_of(matrix, 2)
+        return cls(matrix, vector, squared, (P, q, A, b))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -208,81 +224,140 @@ class Layout(Laid):
         return gradients + self.sets.pullback(asked[3:], found, known.times(w))
 
 
-class _Mould(NamedTuple):
+class Source(NamedTuple):
+    """Where a tensor of the sets comes from."""
+
+    place: int  # among the tensors of a call
+    deeper: bool  # it has one more dimension, behind the others
+
+    def found(self, tensors: Sequence[Tensor]) -> Tensor:
+        """See `Sets.renewal`."""
+        tensor = tensors[self.place]
+        return tensor.unsqueeze(-1) if self.deeper and tensor.requires_grad else tensor
+
+
+class Mould(NamedTuple):
     """What the layouts of calls with one signature have in common."""
 
     n: int
     dtype: torch.dtype
-    batch: int | None  # that of the objective
-    sets: Sets | None  # those of numbers; others are laid out in each call, as they have tensors
-    places: tuple[int, int] = (-1, -1)  # of matrix and vector among the tensors, −1 for none
-    squared: bool = False  # see `Quadratics`
+    batch: int | None  # that of the objective alone, where the sets are laid out in each call
+    squared: bool  # see `Quadratics`
+    places: tuple[int, int]  # of matrix and vector among the tensors of a call, −1 for none
+    sets: Sets | None = None  # those of numbers
+    renew: Renewal | None = None  # or what makes others of
+    sources: tuple[Source, ...] = ()  # these, where
+    ranged: tuple[tuple[int, Parameter], ...] = ()  # the values of some are within range
+
+    def filled(self, tensors: Sequence[Tensor], constraint: Constraint) -> Layout | None:
+        """The layout of a call, None where values are out of range."""
+        first, second = self.places
+        vector, matrix = tensors[second], None if first < 0 else tensors[first]
+        sets, size, centres = self.sets, self.batch, None
+        if self.renew is not None:
+            for place, about in self.ranged:
+                if not about.covers(tensors[place]):
+                    return None
+            sets = self.renew([source.found(tensors) for source in self.sources])
+        elif sets is None:
+            batch = Batch(self.dtype, size=size)
+            like = vector.new_empty(self.n) if self.squared else vector
+            laid = _laid_sets(constraint, like, self.n, batch)
+            if laid is None:
+                return None
+            (sets, centres), size = laid, batch.size
+        given = Quadratics.of(matrix, vector, self.squared, self.n)
+        return Layout(given, sets, centres, self.n, size, self.dtype)
 
 
 def lay_out(
     objective: Objective, constraint: Constraint, signature: Signature | None = None
 ) -> Layout | None:
     """The arrays, or None for what has no normal form or is not plain tensors that fit together."""
-    mould: _Mould | None = None if signature is None else signature.kept.get("mould")
-    if signature is not None and mould is not None and mould.places[1] >= 0:
-        first, second = mould.places
-        vector, squared = signature.tensors[second], mould.squared
-        matrix = signature.tensors[first] if first >= 0 else None
-    else:
-        dense = objective.dense()
-        if dense is None:
-            return None
-        matrix, vector, squared = dense
-    if mould is None or vector.is_neg() or (matrix is not None and matrix.is_neg()):
-        mould = _mould_of(objective, matrix, vector)
-        if mould is None:
-            return None
-    n, dtype, size, sets, _, _ = mould
-    centres: Centres | None = None
-    if sets is None:
-        batch = Batch(dtype, size=size)
-        laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
-        if laid is None:
-            return None
-        sets, centres = laid
-        if signature is not None:
-            kept = sets if signature.numbers and n <= KEPT and centres is None else None
-            places = _places(signature.tensors, matrix, vector)
-            signature.kept["mould"] = mould._replace(sets=kept, places=places, squared=squared)
-        size = batch.size
-    P, A, b = _nothing(n)
-    q = array_of(vector, 1)
-    if squared:
-        assert matrix is not None
-        A, b = array_of(matrix, 2), q
-        with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are left to others
-            P = np.matmul(np.swapaxes(A, -2, -1), A)
-            q = -_times(np.swapaxes(A, -2, -1), b)
-    elif matrix is not None:
-        P = array_of(matrix, 2)
-    given = Quadratics(matrix, vector, squared, (P, q, A, b))
-    return Layout(given, sets, centres, n, size, dtype)
-
-
-def _mould_of(objective: Objective, matrix: Tensor | None, vector: Tensor) -> _Mould | None:
-    """For plain tensors that fit together and are of a size that is taken."""
+    if signature is not None:
+        mould: Mould | None = signature.kept.get("mould")
+        layout = None if mould is None else mould.filled(signature.tensors, constraint)
+        if layout is not None:
+            return layout
+    dense = objective.dense()
+    if dense is None:
+        return None
+    matrix, vector, squared = dense
     n, dtype = objective.shape[0], vector.dtype
-    batch = Batch(dtype)
     if dtype not in EPS:
         return None
     if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
         return None
+    batch = Batch(dtype)
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
         return None
-    return _Mould(n, dtype, batch.size, None)
+    size = batch.size
+    laid = _laid_sets(constraint, vector.new_empty(n) if squared else vector, n, batch)
+    if laid is None:
+        return None
+    sets, centres = laid
+    given = Quadratics.of(matrix, vector, squared, n)
+    layout = Layout(given, sets, centres, n, batch.size, dtype)
+    if signature is not None:
+        signature.kept["mould"] = _mould_of(layout, size, constraint, signature)
+    return layout
 
 
-def _places(given: Sequence[Tensor], matrix: Tensor | None, vector: Tensor) -> tuple[int, int]:
-    """Where they stand among the tensors of a call, (−1, −1) if one was made of others."""
-    # the first of each, as those of the objective are, of which a set may have one as well
-    names = {id(given[place]): place for place in reversed(range(len(given)))}
+def _mould_of(
+    layout: Layout, size: int | None, constraint: Constraint, signature: Signature
+) -> Mould | None:
+    """That of a layout, whose objective has so many problems, for calls that are like this one."""
+    tensors = signature.tensors
+    names = {id(tensor): place for place, tensor in enumerate(tensors)}
+    matrix, vector, squared, _ = layout.objective
     places = -1 if matrix is None else names.get(id(matrix), -2), names.get(id(vector), -2)
-    return (-1, -1) if -2 in places else places
+    if -2 in places or len(names) < len(tensors):  # made of others, or one may be in either place
+        return None
+    mould = Mould(layout.n, layout.dtype, size, squared, places)
+    if layout.centres is not None or layout.n > KEPT:
+        return mould
+    if signature.numbers:
+        return mould._replace(sets=layout.sets, batch=layout.batch)
+    about = table(type(constraint))
+    values = {name: t for name in about if isinstance(t := getattr(constraint, name), Tensor)}
+    sources = [_source(part, tensors) for part in layout.sets.tensors if part is not None]
+    known = tuple([source for source in sources if source is not None])
+    renew = layout.sets.renewal()
+    if (
+        renew is None
+        or len(known) < len(sources)
+        or {source.place for source in known} != {names[id(value)] for value in values.values()}
+        or type(constraint).is_plain is not Constraint.is_plain  # which may ask for more than this
+    ):
+        return mould
+    ranged = [(names[id(t)], about[name]) for name, t in values.items() if about[name].looks_at(t)]
+    return mould._replace(batch=layout.batch, renew=renew, sources=known, ranged=tuple(ranged))
+
+
+def _source(part: Tensor, tensors: Sequence[Tensor]) -> Source | None:
+    """Which of the tensors of a call a part is, None where it was made of them otherwise."""
+    for place, given in enumerate(tensors):
+        if part is given:
+            return Source(place, False)
+    known = [place for place, given in enumerate(tensors) if _is_deeper(part, given)]
+    return Source(known[0], True) if len(known) == 1 else None
+
+
+def _is_deeper(part: Tensor, given: Tensor) -> bool:
+    """Whether a part is a tensor with one more dimension behind its own, to autograd as well."""
+    if part.shape != (*given.shape, 1) or part.stride()[:-1] != given.stride():
+        return False
+    if part.data_ptr() != given.data_ptr():
+        return False
+    way = part.grad_fn
+    if way is None:
+        return not (given.requires_grad and torch.is_grad_enabled())
+    if way.name() != "UnsqueezeBackward0":
+        return False
+    before = way.next_functions[0][0]
+    if given.grad_fn is not None:
+        return before is given.grad_fn
+    return getattr(before, "variable", None) is given
 
 
 def _laid_sets(

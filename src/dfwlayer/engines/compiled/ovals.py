@@ -71,6 +71,9 @@ class Ovals:
         own = tuple(part if isinstance(part, Tensor) else None for part in parts)
         return (*self.base.tensors, *own)
 
+    def renewal(self) -> None:
+        """Their rows take longer than all that is around them."""
+
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, count = start.shape[1], len(self.ovals)
         P, q = _matrix(objective[0], n), stretched(objective[1], batch, n)

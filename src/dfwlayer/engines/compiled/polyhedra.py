@@ -49,6 +49,9 @@ class Polyhedra:
         """Rows of all kinds."""
         return int(self.E.shape[1] + self.G.shape[1] + self.lower.shape[1])
 
+    def renewal(self) -> None:
+        """Their rows take longer than all that is around them."""
+
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, rows = start.shape[1], self._count
         found = Results.blank(batch, n, rows)

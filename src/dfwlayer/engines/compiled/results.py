@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,13 +13,15 @@ from torch import Tensor
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array
 
-__all__ = ["NO_FACTORS", "Adjoint", "Arrays", "Limits", "Results", "Sets"]
+__all__ = ["NO_FACTORS", "NO_ORDERS", "Adjoint", "Arrays", "Limits", "Renewal", "Results", "Sets"]
 
 Arrays = tuple[Array, Array, Array, Array]  # P, q, A and b of `Quadratics`
 Limits = tuple[float, float, int]  # eps of the dtype, the tolerance, the most steps
+Renewal = Callable[[Sequence[Tensor]], "Sets"]
 
 
 NO_FACTORS: Array = np.empty((0, 0, 0))
+NO_ORDERS: Array = np.empty((0, 0), np.int64)
 
 
 class Results(NamedTuple):
@@ -31,6 +33,7 @@ class Results(NamedTuple):
     multipliers: Array  # (B, k)
     face: tuple[Array, ...]  # what else a set keeps, (B, n) each
     factors: Array = NO_FACTORS  # on the face of a single problem, (1, n, n), if kept
+    orders: Array = NO_ORDERS  # of their coordinates, (1, n + k)
 
     @classmethod
     def blank(cls, batch: int, n: int, k: int, *face: type) -> Results:
@@ -77,6 +80,14 @@ class Sets(Protocol):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What a gradient may be asked for, None for numbers."""
+
+    def renewal(self) -> Renewal | None:
+        """What makes the sets anew of other tensors in place of `tensors`, in their order.
+
+        They have the same shapes, but what a row adds up to may lack its last dimension where no
+        gradient is asked for. It holds none of the tensors of these. None where a set has to be
+        laid out by its normal form in each call.
+        """
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         """Solve what can be solved."""

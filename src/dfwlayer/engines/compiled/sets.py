@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -20,9 +20,11 @@ from dfwlayer.engines.compiled.ovals import ovals_of
 from dfwlayer.engines.compiled.polyhedra import polyhedra_of
 from dfwlayer.engines.compiled.results import (
     NO_FACTORS,
+    NO_ORDERS,
     Adjoint,
     Arrays,
     Limits,
+    Renewal,
     Results,
     Sets,
 )
@@ -51,6 +53,19 @@ class Plan(NamedTuple):
     table: Array  # (k, n + 2), with zeros where there are tensors
     blocks: Array  # (·, 4)
 
+    def filled(self, given: Sequence[tuple[int, Tensor]], count: int) -> Array:
+        """Tables of so many problems, with tensors in these parts."""
+        bodies = self.table[None]
+        bodies = bodies.copy() if count == 1 else bodies.repeat(count, 0)
+        for where, tensor in given:
+            line, kind, first, end, total = self.spots[where]
+            values = array_of(tensor, 1)
+            if total:
+                bodies[:, line, table.TOTAL] = values.reshape(-1)
+            else:
+                bodies[:, line, first:end] = np.abs(values) if kind == table.BUDGET else values
+        return bodies
+
 
 @dataclass(eq=False)  # what is frozen takes longer to make
 class Polytopes:
@@ -64,14 +79,30 @@ class Polytopes:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return tuple([part if isinstance(part, Tensor) else None for part in self.parts])
 
+    def renewal(self) -> Renewal:
+        where = [i for i, part in enumerate(self.parts) if isinstance(part, Tensor)]
+        blank: list[Value] = [0.0 if isinstance(part, Tensor) else part for part in self.parts]
+        plan, count = self.plan, len(self.bodies)
+
+        def renewed(given: Sequence[Tensor]) -> Polytopes:
+            pairs = list(zip(where, given, strict=True))
+            parts = blank.copy()
+            for i, tensor in pairs:
+                parts[i] = tensor
+            return Polytopes(plan, tuple(parts), plan.filled(pairs, count))
+
+        return renewed
+
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
         P, q, _, _ = objective
         places, sides = np.empty((batch, n), np.int8), np.empty((batch, n))
         values, codes = np.zeros((2, batch)), np.zeros((2, batch), np.int64)
         x, forces = np.empty((batch, n)), np.zeros((batch, k))
-        factors = np.empty(P.shape) if batch == 1 and P.size else NO_FACTORS
-        found = Results(x, values, codes, forces, (places, sides), factors)
+        factors, orders = NO_FACTORS, NO_ORDERS
+        if batch == 1 and P.size:
+            factors, orders = np.empty(P.shape), np.empty((1, n + k), np.int64)
+        found = Results(x, values, codes, forces, (places, sides), factors, orders)
         results = x, values, codes, places, sides, forces
         if self.projects(P):
             near = self.bodies, self.plan.blocks, *limits[:2]
@@ -79,7 +110,7 @@ class Polytopes:
             return found
         given = *objective, self.bodies, self.plan.blocks, start, *limits
         cost = 15 * n * n + n**3 // 3 + 1000 * n
-        spread(search.search, batch, cost, *given, *results, factors)
+        spread(search.search, batch, cost, *given, *results, factors, orders)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
@@ -89,7 +120,7 @@ class Polytopes:
         if self.projects(P):
             spread(nearest.adjoint, batch, 10 * n, self.bodies, *face, v, *out)
             return out
-        given = P, self.bodies, eps, *face, v, *out, found.factors
+        given = P, self.bodies, eps, *face, v, *out, found.factors, found.orders
         spread(search.adjoint, batch, n**3 // 6 + 100 * n, *given)
         return out
 
@@ -141,7 +172,21 @@ class Balls:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         parts = self.weight, self.radius
-        return tuple(part if isinstance(part, Tensor) else None for part in parts)
+        return tuple([part if isinstance(part, Tensor) else None for part in parts])
+
+    def renewal(self) -> Renewal:
+        n, make = self.weights.shape[1], self._kind()
+        kept = [None if isinstance(part, Tensor) else part for part in (self.weight, self.radius)]
+
+        def renewed(given: Sequence[Tensor]) -> Balls:
+            left = iter(given)
+            weight, radius = (next(left) if part is None else part for part in kept)
+            return make(weight, radius, _sizes(weight, n), array_of(radius, 1).reshape(-1, 1))
+
+        return renewed
+
+    def _kind(self) -> Callable[[Value, Value, Array, Array], Balls]:
+        return Balls
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n = start.shape[1]
@@ -181,6 +226,10 @@ class Powers(Balls):
     """Weighted ℓp balls, see `dfwlayer.engines.compiled.kernels.power`."""
 
     p: float
+
+    def _kind(self) -> Callable[[Value, Value, Array, Array], Balls]:
+        p = self.p
+        return lambda weight, radius, weights, radii: Powers(weight, radius, weights, radii, p)
 
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n = start.shape[1]
@@ -271,17 +320,8 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
     plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
     if plan is None:
         return None
-    bodies = plan.table[None]
-    if tensors:
-        own = [tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1]
-        bodies = bodies.repeat(max(own), 0) if own else bodies.copy()
-    for where, tensor in tensors:
-        line, kind, first, end, total = plan.spots[where]
-        given = array_of(tensor, 1)
-        if total:
-            bodies[:, line, table.TOTAL] = given[:, 0]
-        else:
-            bodies[:, line, first:end] = np.abs(given) if kind == table.BUDGET else given
+    count = max([tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1], default=1)
+    bodies = plan.filled(tensors, count) if tensors else plan.table[None]
     return Polytopes(plan, tuple(parts), bodies)
 
 

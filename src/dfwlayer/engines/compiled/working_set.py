@@ -26,7 +26,7 @@ from dfwlayer.engines.compiled.background import using
 from dfwlayer.engines.compiled.columns import Columns, DenseFactor, Hessian, SparseFactor, Squares
 from dfwlayer.engines.compiled.kernels import outcome, search, table
 from dfwlayer.engines.compiled.pool import Pooled, Search, signs_of
-from dfwlayer.engines.compiled.results import Adjoint, Results
+from dfwlayer.engines.compiled.results import NO_FACTORS, NO_ORDERS, Adjoint, Results
 from dfwlayer.engines.compiled.sets import Polytopes, sets_of
 from dfwlayer.engines.compiled.shared_columns import SharedSquares
 from dfwlayer.engines.compiled.threads import spread
@@ -102,7 +102,7 @@ class WorkingSets(Laid):
             found.sides,
             found.multipliers,
         )
-        last = inner, *own, np.empty((0, 0, 0))
+        last = inner, *own, NO_FACTORS, NO_ORDERS
         spread(lambda a, b: search.adjoint(a, b, *given, *last), len(v), p**3 // 6 + 100 * p)
         u = np.zeros_like(v)
         u[:, index] = own.u

@@ -22,12 +22,14 @@ __all__ = [
     "COS",
     "GRADIENT",
     "NEW",
+    "PULL",
     "REDUCED",
     "SIN",
     "WAS",
     "WRONG",
     "minimise",
     "prices",
+    "pull",
     "room",
     "rows_that_hold",
     "side_of",
@@ -38,22 +40,33 @@ CROSSINGS = 60  # trials for the point where a budget is met; a few are needed
 
 # Lines of memory for p coordinates: the gradient, how wrong a multiplier is, the minimiser in the
 # order of the factor, rotations, where coordinates were before they were freed (−1: not to be
-# freed), and from then on normals, reduced by the factor.
-GRADIENT, WRONG, NEW, COS, SIN, WAS, REDUCED = 0, 1, 2, 3, 4, 5, 6
+# freed), the gradient without what free coordinates add to it, and from then on normals, reduced by
+# the factor.
+GRADIENT, WRONG, NEW, COS, SIN, WAS, PULL, REDUCED = 0, 1, 2, 3, 4, 5, 6, 7
 BARRED = -1.0
 ROW, FOUND = 0, 1  # lines of memory for the rows: which one, and its multiplier
 
 
 @kernel
-def minimise(P, q, body, x, places, sides, holds, free, index, L, work, ties, schur, multipliers):
-    """The minimiser on the face in line NEW and the multipliers; False where that is singular."""
+def pull(P, q, x, places, work):
+    """The gradient without what free coordinates add to it, in line PULL."""
+    p, without = len(x), work[PULL]
+    for i in range(p):
+        without[i] = q[i]
+    for i in range(p):
+        if x[i] != 0 and places[i] != place.FREE:
+            add(without, x[i], P[i], p)
+
+
+@kernel
+def minimise(body, x, places, sides, holds, free, index, L, work, ties, schur, multipliers):
+    """The minimiser on the face in line NEW and the multipliers; False where that is singular.
+
+    What pulls at the free coordinates is in line PULL.
+    """
     p, held, new = len(x), 0, work[NEW]
     for a in range(free):
-        new[a] = -q[index[a]]
-    for i in range(p):  # what is held elsewhere than at zero
-        if x[i] != 0 and places[i] != place.FREE:
-            for a in range(free):
-                new[a] -= P[i, index[a]] * x[i]
+        new[a] = -work[PULL, index[a]]
     forward(L, new, free)
     for row in range(table.ROWS, len(body)):
         multipliers[row] = 0.0

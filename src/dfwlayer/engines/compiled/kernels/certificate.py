@@ -225,29 +225,28 @@ def gap_of(body, blocks, x, g, multipliers, hold, round_):
 
 
 @kernel
-def relaxed_gap(P, body, x, g, multipliers, places, sides, L, hold, u, change):
+def relaxed_gap(P, body, x, g, multipliers, places, sides, L, index, hold, u, change):
     """The same without the bounds of the coordinates that are free, which makes the set larger.
 
     f is minimised over them: with r the slope of the Lagrangian there and L Lᵀ = P, it falls by
     ½⟨r, u⟩ with P u = r, and the slope along the others changes by −P u. Finite if those that lack
-    a bound are held by the other one. ``hold``, ``u`` and ``change`` (n,) are scratch.
+    a bound are held by the other one. ``index`` is the order of the free coordinates in L;
+    ``hold``, ``u`` and ``change`` (n,) are scratch.
     """
     n, free, shift = len(x), 0, 0.0
     rows = _reduced(body, x, g, multipliers, hold)
     for i in range(n):
-        if places[i] == place.FREE:
-            change[free] = u[free] = g[i] + hold[i] * sides[i]
-            free += 1
-    if len(P) > 0:
-        solve_with(L, u, free)
+        free += 1 if places[i] == place.FREE else 0
     for a in range(free):
-        shift += 0.5 * change[a] * u[a]
-    for i in range(n - 1, -1, -1):  # each to its own place, from behind
-        if places[i] == place.FREE:
-            free -= 1
-            u[i] = u[free]
-        else:
-            u[i] = 0.0
+        i = index[a]
+        change[a] = g[i] + hold[i] * sides[i]
+    if len(P) > 0:
+        solve_with(L, change, free)
+    fill(0.0, u)
+    for a in range(free):
+        i = index[a]
+        u[i] = change[a]
+        shift += 0.5 * (g[i] + hold[i] * sides[i]) * u[i]
     product(P, u, change)
     return shift + _closed_gap(body, x, g, hold, rows, places, change)
 

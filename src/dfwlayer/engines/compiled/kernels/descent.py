@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING, SINGLE
+from dfwlayer.engines.compiled.kernels.active import REDUCED, side_of
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product
 from dfwlayer.engines.compiled.kernels.faces import (
     GUESS,
@@ -25,101 +26,33 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
-    forces,
     minimise,
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
+from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, DOUBTFUL, SINGULAR, WRONG, judge
+from dfwlayer.engines.compiled.kernels.walk import walk
 
-__all__ = ["CLEARLY", "descend", "judge"]
+__all__ = ["descend"]
 
-# Rounds of spectral steps and of minimisers on faces that get smaller. A round ends when the face
-# has not changed for a while, and each may take twice as long as the last one, up to a limit; tuned
-# on a few problems of the family `ill` of `dfw bench`, n = 50 to 200.
-ROUNDS = 40
+# Rounds of spectral steps, of minimisers on faces that get smaller, and of a walk from there, which
+# ends without the solution only where f is flat. The first part of a round ends when the face has
+# not changed for a while, and may take twice as long as in the last one.
+ROUNDS = 4
 BLOCK, BLOCKS = 25, 400  # most spectral steps in the first round, and in any
 SETTLED, SURE = 2, 32  # steps without a change of the face, after which it is tried
 FACES, MOST = 3, 16  # most minimisers in a row
-FAILURES = 3  # faces on which f was flat, after which others should look
 # Multiplications after which tensor operations are not slower, or find what this does not: for
-# float32, in which they have half the numbers to load, and for float64. Some 1.5 and 15 ms.
-QUICK, LONG = 2e7, 2e8
-# The third spectral step, counted from zero, tells what is ahead. How many coordinates will be free
-# is known to some 30 % then. The curvature along the steps so far spreads by factors of 1 to 2.2
-# where one or two faces lead to the solution, and of 6 to 300 where it takes some 30 times the
-# effort of a factor on that face: seen on the families of `dfw bench`, on covariances, kernels and
-# spectra falling by factors of 100 and 10,000, over ℓ1 balls and boxes, n = 100 to 600. What would
-# be beyond the limit is left at once. A well-conditioned problem may take more: its factor serves
-# the gradient as well, where tensor operations solve with P on every face, forwards and backwards.
+# well-conditioned problems in float32, in which they have half the numbers to load, and for others.
+WELL, LONG = 9e7, 2e8
+# The third spectral step, counted from zero, tells what is ahead. The curvature along the steps so
+# far spreads by factors of 1 to 2.2 where one or two faces lead to the solution, and of 6 to 300
+# where further steps would be long in finding it: seen on the families of `dfw bench`, on
+# covariances, kernels and spectra falling by factors of 100 and 10,000, over ℓ1 balls and boxes, n
+# = 100 to 600. Of the former, how many coordinates will be free is known to some 30 % then, and
+# what would be beyond the limit is left at once. The latter go on from a vertex, coordinate by
+# coordinate, which costs what the free ones do.
 TELLS, SPREAD = 2, 5.0
-FEW, MANY = 2.0, 30.0  # such factors ahead
-WELL = 9e7
-
-WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
-
-
-@kernel
-def judge(q, body, places, multipliers, x, px, bound, sides):
-    """Whether the minimiser on a face solves the problem."""
-    n, k = len(x), len(body)
-    widest = noise = 0.0
-    for i in range(n):
-        widest = max(widest, abs(x[i]))
-        noise = max(noise, abs(q[i]))
-    noise += bound * widest
-    for row in range(table.ROWS, k):
-        steep = 0.0
-        for i in range(n):
-            steep = max(steep, abs(body[row, i]))
-        noise += abs(multipliers[row]) * steep
-    noise *= ROUNDING * DOUBLE
-    verdict = CLEARLY
-    for row in range(table.ROWS, k):
-        if body[row, table.KIND] != table.BUDGET:
-            continue
-        total = steep = 0.0
-        kinked = False
-        for i in range(n):
-            total += body[row, i] * abs(x[i])
-            steep = max(steep, body[row, i])
-            kinked = kinked or (places[i] == place.ZERO and body[row, i] > 0)
-        if multipliers[row] != 0:  # it holds; its force has to be one
-            clear, ahead = CLEAR * noise, multipliers[row] * steep
-        elif kinked:
-            return WRONG
-        else:
-            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, table.TOTAL] - total
-        if ahead < -clear:
-            return WRONG
-        if ahead < clear:
-            verdict = DOUBTFUL
-    for i in range(n):
-        low, high = body[table.LOWER, i], body[table.UPPER, i]
-        where = places[i]
-        if low == high:
-            continue
-        r, hold = forces(body, multipliers, i, px[i] + q[i])
-        if where == place.FREE:
-            ahead = min(x[i] - low, high - x[i])
-            size = widest
-            if np.isfinite(low):
-                size = max(size, abs(low))
-            if np.isfinite(high):
-                size = max(size, abs(high))
-            if hold > 0:
-                ahead = min(ahead, sides[i] * x[i])
-            clear = CLEAR * ROUNDING * DOUBLE * size
-        else:
-            clear = CLEAR * noise
-            if where == place.ZERO:
-                ahead = hold - abs(r)
-            else:
-                r += hold * sides[i]
-                ahead = r if where == place.LOW else -r
-        if ahead < -clear:
-            return WRONG
-        if ahead < clear:
-            verdict = DOUBTFUL
-    return verdict
+FEW = 2.0  # factors on the face of a well-conditioned problem
 
 
 @kernel
@@ -259,11 +192,13 @@ def _polish(
             return WRONG, faces, spent
         for row in range(table.ROWS, k):
             holding[row] = multipliers[row] if body[row, table.KIND] == table.BUDGET else 0.0
-        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
+        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur, False):
             return SINGULAR, faces, spent
         verdict = judge(q, body, places, multipliers, best, py, bound, sides)
         if verdict == DOUBTFUL and _snap(body, best, places):
-            if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur):
+            if not minimise(
+                P, q, body, places, multipliers, best, work, ties, index, L, schur, False
+            ):
                 return DOUBTFUL, faces, spent
             verdict = judge(q, body, places, multipliers, best, py, bound, sides)
             return verdict if verdict == CLEARLY else DOUBTFUL, faces, spent
@@ -307,6 +242,63 @@ def _polish(
 
 
 @kernel
+def _vertex(q, body, x, places):
+    """A point of the set that bounds and kinks hold, on the side where f falls from zero.
+
+    What has neither is free. False for sets with equations.
+    """
+    for row in range(table.ROWS, len(body)):
+        if body[row, table.KIND] == table.EQUATION:
+            return False
+    for i in range(len(x)):
+        low, high = body[table.LOWER, i], body[table.UPPER, i]
+        weight = 0.0
+        for row in range(table.ROWS, len(body)):
+            weight += body[row, i]
+        if weight > 0:
+            x[i] = 0.0
+            places[i] = place.LOW if low == 0 else (place.HIGH if high == 0 else place.ZERO)
+        elif low > -np.inf and (q[i] >= 0 or high == np.inf):
+            x[i], places[i] = low, place.LOW
+        elif high < np.inf:
+            x[i], places[i] = high, place.HIGH
+        else:
+            x[i], places[i] = 0.0, place.FREE
+    return True
+
+
+@kernel
+def _walked(
+    P, q, body, bound, most, left, places, multipliers, best, work, ties, index, L, schur
+):  # fmt: skip
+    """From x on a face to the solution, coordinate by coordinate.
+
+    Returns a verdict, the steps, and what they took.
+    """
+    n, k = len(q), len(body)
+    x, sides = work[X], work[SIDES]
+    for i in range(n):
+        if places[i] == place.LOW or places[i] == place.HIGH:
+            sides[i] = side_of(x[i], places[i])
+        else:
+            sides[i] = 1.0 if x[i] > 0 else (-1.0 if x[i] < 0 else 0.0)
+    memory = np.empty((REDUCED + k, n)), np.empty((2, k))
+    holds = np.zeros(k, np.bool_)
+    given = P, q, body, bound, most, left
+    face = x, places, sides, multipliers, holds
+    free, steps, _, spent = walk(*given, *face, 0, index, L, schur, *memory)
+    verdict = WRONG
+    if free >= 0:
+        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur, True):
+            verdict = SINGULAR
+        else:
+            verdict = judge(q, body, places, multipliers, best, work[PY], bound, sides)
+    if verdict in (WRONG, SINGULAR):  # others go on from here
+        product(P, x, work[PX])
+    return verdict, steps, spent
+
+
+@kernel
 def descend(
     P, q, body, blocks, bound, most, eps, places, multipliers, best, work, ties, index, L, schur
 ):
@@ -319,9 +311,12 @@ def descend(
     x, px, y, py, z = work[X], work[PX], work[Y], work[PY], work[Z]
     sides, held, guess = work[SIDES], work[HELD], ties[GUESS]
     alpha = step = 1.0 / bound
-    steps = failed = 0
+    steps = 0
     least, most_bent = np.inf, 0.0
-    effort, limit = 0.0, QUICK if eps == SINGLE else LONG
+    effort, limit = 0.0, LONG
+    cold = dense
+    for i in range(n):
+        cold = cold and x[i] == 0
     if dense:
         copy(x, z)
         fill(0.0, guess)
@@ -334,7 +329,7 @@ def descend(
         fill(0.0, px)
     for turn in range(ROUNDS if dense else 1):
         fill(0.0, guess)
-        same, length = 0, 1.0
+        same, length, begun = 0, 1.0, False
         block = min(BLOCK << turn, BLOCKS) if dense else 1
         for trial in range(block):
             for i in range(n):
@@ -359,49 +354,64 @@ def descend(
                 least, most_bent = min(least, bend / square), max(most_bent, bend / square)
                 if trial == TELLS:
                     well = most_bent <= SPREAD * least
-                    limit = max(limit, WELL) if well else limit
-                    if _cost(places) * (FEW if well else MANY) > limit:
+                    limit = WELL if well and eps == SINGLE else LONG
+                    if well and _cost(places) * FEW > limit:
                         return -outcome.LOST
+                    if not well and not cold:  # next to the solution, it may be hoped
+                        _stand(body, x, places, multipliers, sides)
+                        begun = True
+                    elif not well:
+                        begun = _vertex(q, body, x, places)
+                    if begun:
+                        break
             if same >= min(SETTLED << turn, SURE) or trial == block - 1 or steps >= most:
                 break
             _go(x, px, y, py, length)
-        if length > 0.5 or length == 0:
-            # the face of the last step, whose multipliers are those of f times its length
-            _go(x, px, y, py, 1.0)
-            for row in range(table.ROWS, len(body)):
-                multipliers[row] = guess[row] / step
-            for i in range(n):
-                sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
-        else:
-            _go(x, px, y, py, length)
-            _stand(body, x, places, multipliers, sides)
-        if steps >= most and dense:
-            return -outcome.LOST
         effort += n * n * (trial + 1.0)
-        verdict, faces, spent = _polish(
-            P,
-            q,
-            body,
-            blocks,
-            bound,
-            min(FACES << turn, MOST),
-            limit - effort if dense else np.inf,
-            places,
-            multipliers,
-            best,
-            work,
-            ties,
-            index,
-            L,
-            schur,
-        )
-        steps += faces if dense else 0
-        effort += spent
+        verdict = WRONG
+        if not begun:
+            if length > 0.5 or length == 0:
+                # the face of the last step, whose multipliers are those of f times its length
+                _go(x, px, y, py, 1.0)
+                for row in range(table.ROWS, len(body)):
+                    multipliers[row] = guess[row] / step
+                for i in range(n):
+                    sides[i] = 1.0 if y[i] > 0 else (-1.0 if y[i] < 0 else 0.0)
+            else:
+                _go(x, px, y, py, length)
+                _stand(body, x, places, multipliers, sides)
+            if steps >= most and dense:
+                return -outcome.LOST
+            verdict, faces, spent = _polish(
+                P,
+                q,
+                body,
+                blocks,
+                bound,
+                min(FACES << turn, MOST),
+                limit - effort if dense else np.inf,
+                places,
+                multipliers,
+                best,
+                work,
+                ties,
+                index,
+                L,
+                schur,
+            )
+            steps += faces if dense else 0
+            effort += spent
+        if dense and verdict in (WRONG, SINGULAR) and steps < most:
+            given = P, q, body, bound, most - steps, limit - effort
+            verdict, taken, spent = _walked(
+                *given, places, multipliers, best, work, ties, index, L, schur
+            )
+            steps += taken
+            effort += spent
         if verdict == CLEARLY:
             return steps if steps <= most else -outcome.LOST
         if verdict == DOUBTFUL:
             return -outcome.DOUBTED
-        failed += 1 if verdict == SINGULAR else 0
-        if failed > FAILURES or steps > most or effort > limit:
+        if steps > most or effort > limit:
             return -outcome.LOST
     return -outcome.LOST

@@ -91,7 +91,7 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
     Rows that are tied by bounds alone are left out.
-    L may have been ``kept`` from when the face was last prepared.
+    L and the order of its coordinates in ``index`` may have been ``kept`` from when it was made.
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
     The integers in ``index`` are the free coordinates, and from n on the rows that hold.
     """
@@ -99,7 +99,8 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     free = held = 0
     for i in range(n):
         if places[i] == place.FREE:
-            index[free] = i
+            if not kept:
+                index[free] = i
             free += 1
     for row in range(table.ROWS, k):
         if holds(body, row, multipliers) and not is_tied(body, row, places, work[SIDES]):
@@ -205,14 +206,14 @@ def _tie(body, row, places, q, px, x, multipliers, sides):
 
 
 @kernel
-def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur):
+def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur, kept):
     """The minimiser x of f on the face, and the multipliers of the rows; False if singular.
 
     Where coordinates are held is told by ``places``, which rows hold by ``multipliers`` > 0, and
-    the signs in budgets by line SIDES. P x is in line PY afterwards.
+    the signs in budgets by line SIDES. P x is in line PY afterwards. For ``kept`` see `prepare`.
     """
     n, k = len(q), len(body)
-    free, held = prepare(P, body, places, multipliers, work, index, L, schur, False)
+    free, held = prepare(P, body, places, multipliers, work, index, L, schur, kept)
     if free < 0:
         return False
     dense = len(P) > 0

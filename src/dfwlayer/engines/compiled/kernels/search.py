@@ -72,12 +72,13 @@ def fit(body, blocks, P, q, start):
 
 
 @kernel
-def _memory(n, k, dense, factors):
+def _memory(n, k, dense, factors, orders):
     """For one problem, see `faces`: two tables, the Schur complement, integers, and L."""
     size = n if dense else 0
     tables = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
     L = factors[0] if len(factors) > 0 else np.empty((size, size))
-    return *tables, np.empty((k, k)), np.empty(n + k, np.int64), L
+    index = orders[0] if len(factors) > 0 else np.empty(n + k, np.int64)
+    return *tables, np.empty((k, k)), index, L
 
 
 def _on_disk(stamp):
@@ -86,15 +87,16 @@ def _on_disk(stamp):
     @entry
     def search(
         first, end, P, q, A, rhs, bodies, blocks, start, eps, tol, most,
-        x, values, codes, places, sides, multipliers, factors,
+        x, values, codes, places, sides, multipliers, factors, orders,
     ):  # fmt: skip
         """Solve problems first … end − 1; see `kernels` for the arguments.
 
-        ``factors`` is (1, n, n) for the Cholesky factor on the face of a single problem, or empty.
+        ``factors`` is (1, n, n) for the Cholesky factor on the face of a single problem, or empty,
+        and ``orders`` (1, n + k) for the order of its coordinates.
         """
         _ = stamp
         n, dense = x.shape[1], P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense, factors)
+        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense, factors, orders)
         g, guess = work[Z], ties[GUESS]
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
@@ -137,10 +139,15 @@ def _on_disk(stamp):
             total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
             copy(forces, guess)
             gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
-            if gap == np.inf:  # the bound of a coordinate is absent
+            if not proven(total, gap, tol, eps):
+                # the bound of a coordinate is absent, or rounding of x has left a slope that all
+                # of the set is wide for; the curvature of f tells how little it matters
                 value_and_gradient(own_P, own_q, own_A, own_b, point, g)
                 scratch = work[WAY], work[Y], work[PY]
-                gap = relaxed_gap(own_P, body, point, g, forces, where, work[SIDES], L, *scratch)
+                closed = relaxed_gap(
+                    own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
+                )
+                gap = min(gap, closed)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
@@ -153,13 +160,14 @@ def _on_disk(stamp):
 
     @entry
     def adjoint(
-        first, end, P, bodies, eps, codes, places, sides, multipliers, v, u, nu, rest, factors,
+        first, end, P, bodies, eps, codes, places, sides, multipliers,
+        v, u, nu, rest, factors, orders,
     ):  # fmt: skip
         """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
         _ = stamp
         n, k = v.shape[1], bodies.shape[1]
         dense = P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, k, dense, factors)
+        work, ties, schur, index, L = _memory(n, k, dense, factors, orders)
         fill(0.0, ties[SHORT])
         for b in range(first, end):
             fill(0.0, rest[b])

@@ -1,0 +1,79 @@
+"""Whether the minimiser on a face of a set in normal form solves the problem, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels import place, table
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
+from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.faces import forces
+
+__all__ = ["CLEARLY", "DOUBTFUL", "SINGULAR", "WRONG", "judge"]
+
+WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
+
+
+@kernel
+def judge(q, body, places, multipliers, x, px, bound, sides):
+    """Whether the minimiser on a face solves the problem."""
+    n, k = len(x), len(body)
+    widest = noise = 0.0
+    for i in range(n):
+        widest = max(widest, abs(x[i]))
+        noise = max(noise, abs(q[i]))
+    noise += bound * widest
+    for row in range(table.ROWS, k):
+        steep = 0.0
+        for i in range(n):
+            steep = max(steep, abs(body[row, i]))
+        noise += abs(multipliers[row]) * steep
+    noise *= ROUNDING * DOUBLE
+    verdict = CLEARLY
+    for row in range(table.ROWS, k):
+        if body[row, table.KIND] != table.BUDGET:
+            continue
+        total = steep = 0.0
+        kinked = False
+        for i in range(n):
+            total += body[row, i] * abs(x[i])
+            steep = max(steep, body[row, i])
+            kinked = kinked or (places[i] == place.ZERO and body[row, i] > 0)
+        if multipliers[row] != 0:  # it holds; its force has to be one
+            clear, ahead = CLEAR * noise, multipliers[row] * steep
+        elif kinked:
+            return WRONG
+        else:
+            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, table.TOTAL] - total
+        if ahead < -clear:
+            return WRONG
+        if ahead < clear:
+            verdict = DOUBTFUL
+    for i in range(n):
+        low, high = body[table.LOWER, i], body[table.UPPER, i]
+        where = places[i]
+        if low == high:
+            continue
+        r, hold = forces(body, multipliers, i, px[i] + q[i])
+        if where == place.FREE:
+            ahead = min(x[i] - low, high - x[i])
+            size = widest
+            if np.isfinite(low):
+                size = max(size, abs(low))
+            if np.isfinite(high):
+                size = max(size, abs(high))
+            if hold > 0:
+                ahead = min(ahead, sides[i] * x[i])
+            clear = CLEAR * ROUNDING * DOUBLE * size
+        else:
+            clear = CLEAR * noise
+            if where == place.ZERO:
+                ahead = hold - abs(r)
+            else:
+                r += hold * sides[i]
+                ahead = r if where == place.LOW else -r
+        if ahead < -clear:
+            return WRONG
+        if ahead < clear:
+            verdict = DOUBTFUL
+    return verdict
