@@ -337,6 +337,7 @@ def test_nothing_heavy_is_imported() -> None:
             2316,
         ),  # an ill-conditioned face of a ball and a box, met to 100 units of rounding
         (20261118, 630),  # f is zero where a search over rows begins
+        (20261124, 259),  # f at the centre and what it falls by cancel, over a box around it
         (9191, 83),  # a linear function that is least at zero, in units of 1e25
     ],
 )

@@ -219,6 +219,29 @@ def test_a_tensor_in_two_places(create_graph):
         close(found, gradient(), 1e-9)
 
 
+@pytest.mark.parametrize("kind", [dfw.Quadratic, dfw.LeastSquares])
+@pytest.mark.parametrize("p", [1, 2, 3, float("inf")])
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 4), shift=st.sampled_from([0.0, 1.0]))
+def test_the_value_is_that_of_x_where_the_centre_costs_far_more(kind, p, seed, n, shift):
+    torch.manual_seed(seed)
+    centre = 10 * torch.randn(8, n, dtype=torch.float64)
+    A = torch.randn(8, n + 1, n, dtype=torch.float64)
+    if kind is dfw.LeastSquares:
+        objective = kind(A, shift * torch.randn(8, n + 1, dtype=torch.float64))
+    else:
+        objective = kind(A.mT @ A, shift * torch.randn(8, n, dtype=torch.float64))
+    sol = dfw.solve(objective, dfw.Shifted(dfw.LpBall(p, 200.0), centre))
+    # the rounding of the terms of f at x, not that of the terms at the centre
+    x = sol.x.abs()
+    if kind is dfw.LeastSquares:
+        terms = 0.5 * ((A.abs() @ x.unsqueeze(-1)).squeeze(-1) + objective.b.abs()) ** 2
+    else:
+        curved = (objective.P.abs() @ x.unsqueeze(-1)).squeeze(-1)
+        terms = x * (0.5 * curved + objective.q.abs())
+    off = (sol.value - objective.value(sol.x)).abs()
+    assert (off <= 1e-14 * terms.sum(-1)).all()
+
+
 def test_far_from_the_centre():
     """What is lost in q + P c is not for compiled code."""
     q = torch.randn(4, dtype=F64)

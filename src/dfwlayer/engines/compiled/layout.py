@@ -78,7 +78,7 @@ class Quadratics(NamedTuple):
         return 0.5 * (_times(P, x) + _times(np.swapaxes(P, -2, -1), x))
 
     def seen_from(self, c: Array) -> Quadratics:  # (·, n)
-        """y ↦ f(c + y), but for f(c) where f is not a square."""
+        """y ↦ f(c + y), but for a constant where f is not a square."""
         P, q, A, b = self.arrays
         with np.errstate(all="ignore"):
             if self.squared:
@@ -89,10 +89,13 @@ class Quadratics(NamedTuple):
         return self._replace(arrays=(P, q, A, b))
 
     def value(self, x: Array) -> Array:  # (·, n) -> (·,)
-        """½ xᵀPx + qᵀx."""
+        """f."""
+        _, q, A, b = self.arrays
         with np.errstate(all="ignore"):
-            found: Array = (x * (0.5 * self.product(x) + self.arrays[1])).sum(-1)
-        return found
+            if self.squared:
+                residual = _times(A, x) - b
+                return np.asarray(0.5 * (residual * residual).sum(-1))
+            return np.asarray((x * (0.5 * self.product(x) + q)).sum(-1))
 
     def pullback(self, asked: Sequence[bool], codes: Array, x: Array, u: Array) -> Gradients:
         """Gradients in `tensors` at solutions x."""
@@ -177,9 +180,9 @@ class Layout(Laid):
             return self.sets.search(self.objective.arrays, start, limits, batch)
         c = self.centres.array
         found = self.sets.search(self.objective.seen_from(c).arrays, start - c, limits, batch)
-        if not self.objective.squared:
-            found.values[0] += self.objective.value(c)
         with np.errstate(all="ignore"):
+            # f of x itself: the parts of y and of c may cancel, as where x is 0, to their rounding
+            found.values[0] = self.objective.value(c + found.x)
             # what P c is off by is no more than what is allowed for, and the gap small for f(x)
             near = np.abs(c).max(-1) <= FARTHEST * np.abs(found.x).max(-1)
             proven = found.values[1] <= tol * np.maximum(np.abs(found.values[0]), 1e-300)
