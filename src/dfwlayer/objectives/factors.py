@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.linalg import sparse_factor
 from dfwlayer.linalg.sparse import SparseMatrix
-from dfwlayer.ops.matrices import cholesky_factor, substitute
+from dfwlayer.ops.matrices import by_scipy, cholesky_factor, substitute
 
 __all__ = ["LARGEST_FACTOR", "Factor", "reduced_sparse"]
 
@@ -59,7 +59,7 @@ def reduced_sparse(
     n = free.shape[-1]
     masks = free.reshape(-1, n)
     bends = None if bend is None else bend.expand_as(free).reshape(-1, n)
-    thin = masks.device.type == "cpu" and sparse_factor.available()
+    thin = by_scipy(masks)
     size = 8 * int(masks.sum(-1).square().sum())
     if not thin and size > LARGEST_FACTOR:
         return None
