@@ -1,4 +1,4 @@
-"""What is said in two places: the version, the oldest versions that will do, and the files there are."""
+"""What is said twice: the version, the oldest versions that will do, and which files there are."""
 
 import re
 import tomllib
