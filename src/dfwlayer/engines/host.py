@@ -45,7 +45,7 @@ def answered(
     arguments: Arguments,
     settings: Settings,
 ) -> Solution | None:
-    """The solution, found on the CPU, on the device of the arguments; None if that is for others."""
+    """The solution, found on the CPU, on the device of the arguments; None if it is for others."""
     device = arguments.objective.device
     try:
         there = moved(arguments, HOME)
