@@ -154,3 +154,48 @@ def test_a_wish_is_a_word() -> None:
     q = torch.ones(2, 4)
     with pytest.raises(ValueError, match="on_infeasible"):
         dfw.solve(dfw.Quadratic(None, q), dfw.NonNegative(), on_infeasible=q.numpy())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_without_entries_say_nothing_about_units(unit: float, compiled: bool) -> None:
+    """0·x ≤ h holds whatever h ≥ 0 is, also beside numbers that are 1e20 times as large or small."""
+    torch.manual_seed(23)
+    count, n = 24, 3
+    F = torch.randint(-2, 3, (count, 2, n)).double()  # f does not bend in all directions
+    q = torch.randn(count, n).double()
+    G = torch.cat((torch.eye(n), -torch.eye(n), torch.zeros(1, n))).double()
+    limits = torch.cat((torch.ones(2 * n), torch.tensor([1.0]))).double()
+
+    def solved(blank: float, t: float) -> dfw.Solution:
+        h = t * limits
+        h[-1] = blank
+        with dfw.engines.compiled.using(compiled):
+            return dfw.solve(
+                dfw.Quadratic(F.mT @ F / t**2, q / t), dfw.Polyhedron(G=G, h=h), shape=(n,)
+            )
+
+    expected = solved(1.0, 1.0).value
+    for blank in (0.0, 1e-20, 1.0, 1e20):
+        sol = solved(blank, unit)
+        assert (sol.status == dfw.Status.CONVERGED).all()
+        torch.testing.assert_close(sol.value, expected, rtol=1e-10, atol=1e-12)
+    for blank in (-1.0, -1e20):
+        assert (solved(blank * unit, unit).status == dfw.Status.INFEASIBLE).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_entries_that_are_zero_at_the_solution_are_zero(unit: float, compiled: bool) -> None:
+    """f bends in one coordinate only, and a row of several holds the others far from zero."""
+    torch.manual_seed(29)
+    slopes = torch.randint(1, 4, (16, 1)).double()
+    G = torch.tensor([[-4.0, 0.0, 0.0], [0.0, -0.25, 0.0], [-0.25, 0.0, -0.25]]).double()
+    A = torch.tensor([[2.0, 1.0, 1.0]]).double()
+    levels = unit * torch.rand(16, 1).double()
+    rows = torch.cat((slopes, torch.zeros(16, 2)), -1).unsqueeze(-2) * 2.0**-20 / unit
+    polyhedron = dfw.Polyhedron(G=G, h=torch.zeros(3).double(), A=A, b=levels)
+    with dfw.engines.compiled.using(compiled):
+        sol = dfw.solve(dfw.LeastSquares(rows, torch.zeros(16, 1).double()), polyhedron)
+    assert (sol.x[:, 0] == 0).all() and (sol.value == 0).all()
+    assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
