@@ -159,7 +159,7 @@ def test_a_wish_is_a_word() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("unit", UNITS)
 def test_rows_without_entries_say_nothing_about_units(unit: float, compiled: bool) -> None:
-    """0·x ≤ h holds whatever h ≥ 0 is, also beside numbers that are 1e20 times as large or small."""
+    """0·x ≤ h holds whatever h ≥ 0 is, also beside numbers 1e20 times as large or small."""
     torch.manual_seed(23)
     count, n = 24, 3
     F = torch.randint(-2, 3, (count, 2, n)).double()  # f does not bend in all directions
@@ -197,5 +197,6 @@ def test_entries_that_are_zero_at_the_solution_are_zero(unit: float, compiled: b
     polyhedron = dfw.Polyhedron(G=G, h=torch.zeros(3).double(), A=A, b=levels)
     with dfw.engines.compiled.using(compiled):
         sol = dfw.solve(dfw.LeastSquares(rows, torch.zeros(16, 1).double()), polyhedron)
-    assert (sol.x[:, 0] == 0).all() and (sol.value == 0).all()
+    assert (sol.x[:, 0] == 0).all()
+    assert (sol.value == 0).all()
     assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
