@@ -200,3 +200,30 @@ def test_entries_that_are_zero_at_the_solution_are_zero(unit: float, compiled: b
     assert (sol.x[:, 0] == 0).all()
     assert (sol.value == 0).all()
     assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e8, 1e20, 1e40])
+def test_a_soft_vertex_of_far_costs_is_in_the_set(size: float) -> None:
+    """With a gradient too: the cost's rounding is larger than the whole set."""
+    torch.manual_seed(31)
+    sums = 2.0**-50 * torch.tensor([1.0, 2.0, 1.0]).double()
+    cube = 2.0**-50 * torch.ones(9).double()
+    rows = torch.randn(2, 9).double()
+    sets = (
+        dfw.Transport(sums, sums),
+        dfw.Polyhedron(G=rows, h=cube[:2], lower=-cube, upper=cube),
+        dfw.Polyhedron(A=rows, b=0.1 * cube[:2], lower=-cube, upper=cube),
+    )
+    cost = size * torch.randn(20, 9).double()
+    for constraint in sets:
+        bound = constraint.bind((9,), torch.float64, torch.device("cpu"))
+        with torch.no_grad():
+            plain = bound.soft_vertex(cost, 1.0)
+        learned = bound.soft_vertex(cost.clone().requires_grad_(), 1.0)
+        torch.testing.assert_close(learned.detach(), plain, rtol=0, atol=0)
+        allowed = 32 * torch.finfo(torch.float64).eps * plain.abs().sum(-1).amax()
+        assert bound.violation(plain).amax() <= allowed
+        sol = dfw.solve(dfw.Quadratic(None, cost), constraint, method="dfw", max_steps=4)
+        assert bound.violation(sol.x).amax() <= allowed
+        best = dfw.solve(dfw.Quadratic(None, cost), constraint).value
+        assert ((sol.value - best) <= 1e-6 * best.abs() + sol.gap).all()
