@@ -214,7 +214,7 @@ def test_a_soft_vertex_of_far_costs_is_in_the_set(size: float) -> None:
         dfw.Polyhedron(G=rows, h=cube[:2], lower=-cube, upper=cube),
         dfw.Polyhedron(A=rows, b=0.1 * cube[:2], lower=-cube, upper=cube),
     )
-    cost = size * torch.randn(20, 9).double()
+    cost = size * torch.randn(6, 9).double()
     for constraint in sets:
         bound = constraint.bind((9,), torch.float64, torch.device("cpu"))
         with torch.no_grad():
