@@ -11,6 +11,7 @@ from dfwlayer.linalg.quadratic.thin import Thin
 __all__ = ["in_units"]
 
 FAR = 1e10  # numbers beyond are not of size one, on either side
+STEADY = 1.05  # a factor that a pass may change units by where they are final
 PASSES = 12  # of the scaling; the entries are within a factor of two of one another long before
 
 
@@ -19,12 +20,13 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     flat = program.absolute()
     units = _common(program, flat)
     for _ in range(PASSES):
-        columns, _, rows, equations = flat.extent(units)
+        columns, _, *others = flat.extent(units)
+        root, rows, equations = (_root(part) for part in (columns, *others))
         units = units._replace(
-            x=units.x / _root(columns),
-            rows=units.rows * _root(rows),
-            equations=units.equations * _root(equations),
+            x=units.x / root, rows=units.rows * rows, equations=units.equations * equations
         )
+        if _settled(root, rows, equations):
+            break
     size = _power(_size(program, flat, units))
     units = units._replace(
         x=units.x * size, rows=units.rows * size, equations=units.equations * size
@@ -35,6 +37,14 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     cost = torch.maximum(bend, slope)
     units = units._replace(cost=_power(torch.where(cost > 0, cost, 1)))
     return program.measured(units), units
+
+
+def _settled(*roots: Tensor) -> bool:
+    """Whether a pass has changed no unit of one program by more than what powers of two round."""
+    if len(roots[0]) > 1:  # all programs of a batch take the same passes
+        return False
+    least, most = torch.aminmax(torch.cat(roots, -1))
+    return bool(least >= 1 / STEADY) and bool(most <= STEADY)
 
 
 def _common(program: Program | Thin, flat: Program | Thin) -> Units:
