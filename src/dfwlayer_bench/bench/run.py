@@ -120,7 +120,7 @@ def _run_group(
     for cell, ready in in_turns(running, lambda item: _done(item[0], plan)):
         where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
         report(f"{where}, {len(cell.seconds) + 1} of {plan.repeats}", 0)
-        _one_turn(cell, ready, posed[0])
+        _one_turn(plan, cell, ready, posed[0])
         store.save(cell)
         if _done(cell, plan):
             report(f"{where}, {told(cell.status, cell.detail, cell.seconds)}", 1)
@@ -197,7 +197,7 @@ def _first_call(
         ready = find(cell.system).prepare(problem)
         cell.build_seconds = time.perf_counter() - start
         cell.settings = dict(ready.settings)
-        answer, seconds = timed(ready.call, problem.device)
+        answer, seconds = timed(ready.call, problem.device, plan.clock)
         if seconds > plan.time_limit:
             cell.status, cell.detail = "time limit", f"a call took {seconds:.3g} s"
             return None
@@ -205,7 +205,7 @@ def _first_call(
         for _ in range(WARM_CALLS - 1):
             if spent >= WARM_SECONDS:
                 break
-            spent += timed(ready.call, problem.device)[1]
+            spent += timed(ready.call, problem.device, plan.clock)[1]
     except Exception as error:
         # whatever a rival raises is its result
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
@@ -223,11 +223,11 @@ def _first_call(
     return ready
 
 
-def _one_turn(cell: Cell, ready: Ready, problem: Instance) -> None:
+def _one_turn(plan: Plan, cell: Cell, ready: Ready, problem: Instance) -> None:
     try:
-        seconds = timed(ready.call, problem.device)[1]
+        seconds = timed(ready.call, problem.device, plan.clock)[1]
         if seconds < SHORT:
-            seconds = timed(ready.call, problem.device)[1]
+            seconds = timed(ready.call, problem.device, plan.clock)[1]
     except Exception as error:
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
         return
