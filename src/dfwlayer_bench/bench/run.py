@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from dfwlayer_bench.problems.reference import Reference, solve_reference
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems import find
-from dfwlayer_bench.systems.base import Ready, timed
+from dfwlayer_bench.systems.base import Ready, quietly, timed
 
 __all__ = ["in_turns", "run_plan", "saved_cells", "told"]
 
@@ -36,8 +35,7 @@ def run_plan(
 ) -> list[Cell]:
     """Finish every cell of the plan, or of these groups, saving each as it grows; returns them."""
     cells: list[Cell] = []
-    with warnings.catch_warnings(), Prober() as prober:
-        warnings.simplefilter("ignore")  # rivals warn about their own settings
+    with quietly(), Prober() as prober:
         for family, n, trial in plan.groups() if groups is None else groups:
             group = [_start(plan, store, family, n, trial, name) for name in plan.systems]
             cells += group

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import io
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +31,7 @@ __all__ = [
     "absent",
     "load",
     "module_of",
+    "quietly",
     "run",
     "timed",
 ]
@@ -192,6 +196,14 @@ def timed(
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Rivals warn about their own settings and print; neither belongs among the tables."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def load(module: str) -> Any:
