@@ -121,6 +121,23 @@ def test_times_and_errors_where_the_constraint_is_active_are_those_on_record():
                 assert agrees(printed, own[name]), (label, n, name)
 
 
+def test_every_system_in_processor_time_is_that_on_record():
+    record = {(r["label"], int(r["n"])): r for r in data("reproduce/processor.csv")}
+    rows = own_rows("reproduce.md", "system", "n = 500, seeds 100 to 500")
+    assert {label for label, *_ in rows} == {label for label, _ in record}
+    for label, *cells in rows:
+        for n, cell in zip((500, 1000), cells, strict=True):
+            own = record[label, n]
+            mean, std, error, cosine = numbers(cell.replace("e+", "e"))
+            for printed, name in (
+                (mean, "seconds_mean"),
+                (std, "seconds_std"),
+                (error, "error_mean"),
+                (cosine, "cosine_mean"),
+            ):
+                assert agrees(printed, own[name]), (label, n, name)
+
+
 def test_the_cosine_study_is_that_on_record():
     record = data("reproduce/cosine.csv")
     (rows,) = [rows for head, rows in tables("reproduce.md") if head.count("seed 500") == 3]
