@@ -55,8 +55,9 @@ __all__ = [
 # for which everything is compiled again.
 X, PX, Y, PY, Z, WAY, SIDES, HELD, PB, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 GUESS, SHORT, FOUND, HOLDING, GIVEN, LINES = 0, 1, 2, 3, 4, 5
-# Conjugate gradients on a face end when the residual has fallen by this, which they do twice, or
-# are given up after so many steps: 20 where eigenvalues spread by a factor of 5.
+# Conjugate gradients to a minimiser end when the residual has fallen by this, which they do twice,
+# and any are given up after so many steps: where eigenvalues spread by a factor of 5, all digits
+# take 40.
 FALL, PATIENCE = 1e-8, 60
 
 
@@ -166,7 +167,7 @@ def _flatten(r, free, held, work, found, schur):
 
 
 @kernel
-def _iterate(free, held, work, ties, L, schur):
+def _iterate(free, held, work, ties, L, schur, fall):
     """The system of `solve` by conjugate gradients along the face; False if they do not arrive.
 
     L is P on the face, and the Schur complement that of the identity. Lines Y, WAY, HELD and PB are
@@ -188,7 +189,7 @@ def _iterate(free, held, work, ties, L, schur):
     for a in range(free):
         way[a] = r[a]
     square = dot(r, r, free)
-    target, steps = FALL * FALL * square, 0
+    target, steps = fall * fall * square, 0
     while square > target:
         part_times(L, way, bent, free, free)
         bend = dot(way, bent, free)
@@ -210,13 +211,14 @@ def _iterate(free, held, work, ties, L, schur):
 
 
 @kernel
-def solve(k, free, held, dense, work, ties, index, L, schur):
+def solve(k, free, held, dense, work, ties, index, L, schur, fall):
     """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face; False if that is not found.
 
     z is in line Z and c in line SHORT of the tables; u takes the place of z, ν is in line FOUND.
+    By ``fall`` the residual has to fall where conjugate gradients find them.
     """
     if dense and iterates(index):
-        return _iterate(free, held, work, ties, L, schur)
+        return _iterate(free, held, work, ties, L, schur, fall)
     z, found = work[Z], ties[FOUND]
     if dense:
         forward(L, z, free)
@@ -343,7 +345,7 @@ def _on_face(P, q, body, places, multipliers, x, work, ties, index, L, schur, ke
             for i in range(n):
                 total += slope(body, row, i, sides) * x[i]
             ties[SHORT, j] = -total
-        if not solve(k, free, held, dense, work, ties, index, L, schur):
+        if not solve(k, free, held, dense, work, ties, index, L, schur, FALL):
             return False
         for a in range(free):
             x[index[a]] += z[a]

@@ -16,7 +16,7 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, relaxed_gap, settle
-from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     absolute,
@@ -178,7 +178,7 @@ def _on_disk(stamp):
         dense = P.shape[1] > 0
         work, ties, schur, index, L = _memory(n, k, dense, factors, orders)
         fill(0.0, ties[SHORT])
-        kept = len(factors) > 0
+        kept, fall = len(factors) > 0, max(4 * DOUBLE, 0.01 * eps)
         if not kept:
             index[-1] = 0
         for b in range(first, end):
@@ -193,14 +193,14 @@ def _on_disk(stamp):
                 continue
             for a in range(free):
                 work[Z, a] = v[b, index[a]]
-            if not solve(k, free, held, dense, work, ties, index, L, schur):
+            if not solve(k, free, held, dense, work, ties, index, L, schur, fall):
                 index[-1] = 0
                 free, held = prepare(*face, False)
                 if free < 0:
                     continue
                 for a in range(free):
                     work[Z, a] = v[b, index[a]]
-                solve(k, free, held, dense, work, ties, index, L, schur)
+                solve(k, free, held, dense, work, ties, index, L, schur, fall)
             for a in range(free):
                 u[b, index[a]] = work[Z, a]
             for j in range(held):
