@@ -39,7 +39,7 @@ HALVINGS = 200  # of an interval of doubles: more than their digits and exponent
 NESTED = (
     70  # of one inside of another, whose ends are no larger than the numbers that are asked for
 )
-TRADED = 0.4  # of the money that may change hands
+TRADED = 0.8  # of the money: what is sold and what is bought together
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def _narrowed(passes: Passes, n: int) -> Passes:
 
 TOL = 1e-12  # of the gap, relative to f
 POLYHEDRA = ("box", "simplex", "capped-simplex", "portfolio", "turnover")
+DEFINITE = POLYHEDRA[:-1]  # whose P is, with rows
 PROJECTED = tuple(name for name in SETS if name != "turnover")  # in JAX
 
 SYSTEMS: dict[str, SmallSystem] = {
@@ -101,7 +102,7 @@ SYSTEMS: dict[str, SmallSystem] = {
             ("libdqp", "qpsolvers", "piqp"),
             POLYHEDRA,
         ),
-        SmallSystem("optnet", "OptNet", _on_rows(layers.prepare_optnet), (), POLYHEDRA),
+        SmallSystem("optnet", "OptNet", _on_rows(layers.prepare_optnet), (), DEFINITE),
         SmallSystem("daqp", "DAQP, forward only", rivals.prepare_daqp, ("daqp",), POLYHEDRA),
         SmallSystem(
             "piqp", "PIQP, forward only", _on_rows(solvers.prepare_piqp), ("piqp",), POLYHEDRA
