@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dfwlayer.constraints import LpBall
 from dfwlayer.deploy import DeployedBall
 from dfwlayer.engines.projection import project, project_and_back
+from dfwlayer.engines.seen import can_be_seen, project_in_sight
 from dfwlayer.layer.base import Layer, checked_x, real
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
@@ -91,9 +92,7 @@ class DFWLayer(Layer):
     @property
     def _projects(self) -> bool:
         """Whether without a P nothing but the exact projection is asked for."""
-        named = isinstance(self.method, str) and self.method in ("auto", "projected-newton")
-        exact = named and self.differentiate != "unroll"
-        return self.p == 1 and exact and self.max_steps > 0
+        return _projects(vars(self))
 
     def solve(
         self,
@@ -117,6 +116,14 @@ class DFWLayer(Layer):
         return f"p={self.p:g}, {super().extra_repr()}"
 
 
+def _projects(own: dict[str, Any]) -> bool:
+    """Whether a layer with these settings only projects where there is no P."""
+    method = own["method"]
+    named = isinstance(method, str) and method in ("auto", "projected-newton")
+    exact = named and own["differentiate"] != "unroll"
+    return bool(own["p"] == 1 and exact and own["max_steps"] > 0)
+
+
 def _ball_shapes(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
     ball = LpBall(real(layer).p, radius, weight, centre=centre)
     return outline(Quadratic(P, q), ball)[:1]
@@ -137,7 +144,17 @@ def _ball_direct(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: A
     return project_and_back(q, weight, radius, own.verify)
 
 
-@recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct)
+def _ball_seen(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
+    own = layer.own  # while a graph is made, of which this is a part
+    if P is not None or centre is not None or not _projects(own):
+        return None
+    if not can_be_seen(q, weight, radius):
+        return None
+    x, suspect = project_in_sight(q, weight, radius)
+    return x, suspect if own["verify"] else None
+
+
+@recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct, seen=_ball_seen)
 def _ball(
     layer: Any,
     P: Tensor | None,
