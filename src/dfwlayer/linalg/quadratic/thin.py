@@ -144,7 +144,8 @@ class Thin:
 
     @cached_property
     def _sideways(self) -> tuple[Any, Any]:
-        return self.G.T.tocsr(), self.A.T.tocsr()
+        """Gᵀ and Aᵀ by columns, which takes nothing; by rows they would have to be sorted."""
+        return self.G.T, self.A.T
 
     @cached_property
     def bordered(self) -> Any:
