@@ -12,6 +12,7 @@ __all__ = ["in_units"]
 
 FAR = 1e10  # numbers beyond are not of size one, on either side
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
+STEADY = 1.05  # a factor that a pass may change units by where they are final
 PASSES = 12  # of the scaling; the entries are within a factor of two of one another long before
 
 
@@ -29,12 +30,13 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
         program = program.between(h, program.b, program.lower, program.upper)
     units = _common(program, flat)
     for _ in range(PASSES):
-        columns, _, rows, equations = flat.extent(units)
+        columns, _, *others = flat.extent(units)
+        root, rows, equations = (_root(part) for part in (columns, *others))
         units = units._replace(
-            x=units.x / _root(columns),
-            rows=units.rows * _root(rows),
-            equations=units.equations * _root(equations),
+            x=units.x / root, rows=units.rows * rows, equations=units.equations * equations
         )
+        if _settled(root, rows, equations):
+            break
     size = _power(_size(program, flat, units))
     x, rows, equations = units.x * size, units.rows * size, units.equations * size
     reach = x.amax(-1, keepdim=True)
@@ -62,6 +64,14 @@ def _told(limit: Tensor, reach: Tensor) -> Tensor:  # (B, m), (B, 1) -> (B, m)
     """The size of limits that are more than rounding beside x of this size, else that of x."""
     size = limit.abs()
     return torch.where(torch.isfinite(size) & (size > ROUNDING * reach), size, reach)
+
+
+def _settled(*roots: Tensor) -> bool:
+    """Whether a pass has changed no unit of one program by more than what powers of two round."""
+    if len(roots[0]) > 1:  # all programs of a batch take the same passes
+        return False
+    least, most = torch.aminmax(torch.cat(roots, -1))
+    return bool(least >= 1 / STEADY) and bool(most <= STEADY)
 
 
 def _common(program: Program | Thin, flat: Program | Thin) -> Units:
