@@ -338,6 +338,9 @@ def test_nothing_heavy_is_imported() -> None:
         ),  # an ill-conditioned face of a ball and a box, met to 100 units of rounding
         (20261118, 630),  # f is zero where a search over rows begins
         (20261124, 259),  # f at the centre and what it falls by cancel, over a box around it
+        (20261202, 427),  # an entry that is zero, left at 1e-46 of the others
+        (20261202, 1094),  # a row of zeros beside limits of 1e23
+        (20261202, 6315),  # costs of 1e40 on plans of 1e-16
         (9191, 83),  # a linear function that is least at zero, in units of 1e25
     ],
 )
