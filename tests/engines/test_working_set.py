@@ -278,7 +278,7 @@ def test_degenerate_data(A, b, t, kind):
 
 def test_many_free_coordinates_are_left_to_others():
     torch.manual_seed(0)
-    n = 700  # more than compiled code takes whole
+    n = 1100  # more than compiled code takes whole
     R = torch.randn(n, n, dtype=F64)
     P, q = R.mT @ R / n + torch.eye(n, dtype=F64), torch.randn(n, dtype=F64)
     assert attempted(dfw.Quadratic(P, q), dfw.LpBall(1, 1e3)) is None
