@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dfwlayer.constraints import LpBall
@@ -14,7 +13,7 @@ from dfwlayer.layer.base import Layer, checked_x, real
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
 from dfwlayer.ops.recorded import recordable
-from dfwlayer.ops.tracing import recording
+from dfwlayer.ops.tracing import as_input
 from dfwlayer.solution import Solution
 from dfwlayer.solve import again, outline
 from dfwlayer.step_size import StepSize
@@ -87,10 +86,7 @@ class DFWLayer(Layer):
         centre: Tensor | None = None,  # (n,) or (*batch, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
-        if recording() and not isinstance(radius, Tensor):
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            radius = torch.full((), radius, dtype=wide, device=q.device)  # it may change
-        return _ball(self._itself(), P, q, weight, radius, centre)
+        return _ball(self._itself(), P, q, weight, as_input(radius, q), centre)
 
     @property
     def _projects(self) -> bool:
