@@ -238,14 +238,14 @@ def _on_disk(stamp):
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         z, g = np.empty(n), np.empty(n)
-        even = 0.0
+        even = -1.0
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
             fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L)
             if not fit:
                 continue
             point, taken, multiplier = x[b], 0, 0.0
-            if not dense and (b == first or len(weights) > 1):
+            if not dense and (even < 0 or len(weights) > 1):
                 even = _even(weight)
             if even > 0:
                 multiplier, taken = _nearest(own_q, even, radius, point)
