@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
 from dfwlayer.differentiate.implicit import attach
-from dfwlayer.differentiate.transforms import any_in_transform
+from dfwlayer.differentiate.transforms import in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
@@ -121,7 +121,7 @@ class _Solution(_SingleLevelFunction):
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
         asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or any_in_transform(v, w):
+        if torch.is_grad_enabled() or in_transform(v) or in_transform(w):
             return None, *_differentiably(solved, ctx.inputs, asked, v, w)
         wanted = among
         if False in asked:

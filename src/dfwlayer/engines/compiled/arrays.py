@@ -68,7 +68,7 @@ class Laid(ABC):
         """Those of `pullback`; NaN comes from elsewhere and goes on as everywhere in torch."""
         if busy():
             raise NotCompiledError
-        arriving = np.ascontiguousarray(v.numpy(), np.float64).reshape(-1, self.n)
+        arriving = array_of(v, 1)
         # the squares of all together; beyond their range the next line tells
         if math.isfinite(np.vdot(arriving, arriving)):
             return self.pullback(asked, found, arriving)

@@ -192,14 +192,15 @@ class Balls:
         n = start.shape[1]
         found = Results.blank(batch, n, 1)
         given = *objective, self.weights, self.radii, start, *limits, *found[:4]
-        spread(ball.search, batch, 2 * n**3 + 500 * n, *given)
+        cost = 2 * n**3 + 500 * n if objective[0].size else 12 * n
+        spread(ball.search, batch, cost, *given)
         return found
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         u, nu = np.empty(v.shape), np.empty(found.multipliers.shape)
         given = P, self.weights, self.radii, eps, found.x, found.codes, found.multipliers, v, u, nu
         batch, n = v.shape
-        spread(ball.adjoint, batch, n**3 // 3 + 100 * n, *given)
+        spread(ball.adjoint, batch, n**3 // 3 + 100 * n if P.size else 5 * n, *given)
         return Adjoint(u, nu, None)
 
     def envelope(self, found: Results, g: Array) -> Adjoint:

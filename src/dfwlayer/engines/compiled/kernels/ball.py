@@ -3,6 +3,10 @@
 The solution inside of the ball is that without it. On the boundary it is x(λ) with
 (P + λW²) x = −q for the λ > 0 at which ‖Wx‖ = t. Newton's method on 1/‖Wx‖ = 1/t finds it from
 below, with one Cholesky factor for each λ (Moré and Sorensen, 1983).
+
+Without a P and with one weight w for all coordinates it is z = −q times min(1, t/‖wz‖), and all
+else follows in a few passes over the coordinates: λ = (‖wz‖/t − 1)/w², and for the gradient, with
+a = w²x/t, ν = ⟨a, v⟩/⟨a, a⟩ and u = (v − νa)/(1 + λw²).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     add,
@@ -22,6 +26,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     kernel,
     product,
     solve_with,
+    summing,
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.norms import length_of, over_ball, settle
@@ -139,6 +144,86 @@ def _secular(P, q, weight, radius, start, x, z, L):
     return 0.0, -outcome.LOST
 
 
+@kernel
+def _even(weight):
+    """The weight of all coordinates, 0 if they have several."""
+    for i in range(len(weight)):
+        if weight[i] != weight[0]:
+            return 0.0
+    return weight[0]
+
+
+@kernel
+def _nearest(q, w, radius, x):
+    """The same as `_located` for one weight and no P; 0 for numbers that are not for this."""
+    square = dot(q, q, len(q))
+    if not square < LARGEST:
+        return 0.0, 0
+    size, at, shrink = w * np.sqrt(square), 0.0, 1.0
+    if not size < radius * (1 - CLEAR * ROUNDING * DOUBLE):
+        pull = size / radius - 1  # λw², a force that is one if it is clear of rounding
+        if not pull > CLEAR * ROUNDING * DOUBLE * (size / radius + 1):
+            return 0.0, -outcome.DOUBTED
+        at, shrink = pull / (w * w), radius / size
+    for i in range(len(q)):
+        x[i] = -shrink * q[i]
+    return at, 1
+
+
+@kernel
+def _located(P, q, weight, radius, start, x, z, L):
+    """See `_secular`, with a force that is one."""
+    bound = bound_of(P)
+    if bound == 0:
+        return 0.0, -outcome.UNFIT
+    at, taken = _secular(P, q, weight, radius, start, x, z, L)
+    noise = widest = pull = 0.0
+    for i in range(len(q)):
+        noise = max(noise, abs(q[i]))
+        widest = max(widest, abs(x[i]))
+    noise = ROUNDING * DOUBLE * (noise + bound * widest)
+    for i in range(len(q)):
+        pull = max(pull, at * weight[i] * weight[i] * abs(x[i]))
+    if at > 0 and not pull > CLEAR * noise:
+        return at, -outcome.DOUBTED
+    return at, taken
+
+
+@kernel
+def _certificate(P, q, A, b, weight, radius, x, g):
+    """f, and its gap ⟨g, x⟩ + t ‖W⁻¹g‖."""
+    total = value_and_gradient(P, q, A, b, x, g)
+    along = terms = dual = 0.0
+    for i in range(len(q)):
+        along += g[i] * x[i]
+        terms += abs(g[i] * x[i])
+        dual += (g[i] / weight[i]) ** 2
+    return total, max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
+
+
+@summing
+def _certificate_nearby(q, w, radius, x):
+    """The same for one weight and no P, in one pass."""
+    total = along = terms = steep = 0.0
+    for i in range(len(q)):
+        g = x[i] + q[i]
+        total += x[i] * (0.5 * x[i] + q[i])
+        along += g * x[i]
+        terms += abs(g * x[i])
+        steep += g * g
+    return total, max(along + radius * np.sqrt(steep) / w, 0.0) + 2 * DOUBLE * terms
+
+
+@kernel
+def _pulled(x, v, w, radius, multiplier, u):
+    """u and ν for one weight and no P."""
+    push = dot(x, v, len(x)) / dot(x, x, len(x)) if multiplier > 0 else 0.0  # νw²/t
+    bend = 1 + multiplier * w * w
+    for i in range(len(x)):
+        u[i] = (v[i] - push * x[i]) / bend
+    return push * radius / (w * w)
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -153,41 +238,32 @@ def _on_disk(stamp):
         dense = P.shape[1] > 0
         L = np.empty((n, n)) if dense else np.empty((0, 0))
         z, g = np.empty(n), np.empty(n)
+        even = -1.0
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
             fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L)
-            bound = bound_of(own_P)
-            if not fit or bound == 0:
+            if not fit:
                 continue
-            point, begin = x[b], start[own(b, start)]
-            multiplier, taken = _secular(own_P, own_q, weight, radius, begin, point, z, L)
+            point, taken, multiplier = x[b], 0, 0.0
+            if not dense and (even < 0 or len(weights) > 1):
+                even = _even(weight)
+            if even > 0:
+                multiplier, taken = _nearest(own_q, even, radius, point)
+            nearby = taken != 0
+            if not nearby:
+                begin = start[own(b, start)]
+                multiplier, taken = _located(own_P, own_q, weight, radius, begin, point, z, L)
             if taken < 0 or taken > most:
                 codes[0, b] = -taken if taken < 0 else outcome.LOST
-                continue
-            # a force that is one
-            noise, widest = 0.0, 0.0
-            for i in range(n):
-                noise = max(noise, abs(own_q[i]))
-                widest = max(widest, abs(point[i]))
-            noise = ROUNDING * DOUBLE * (noise + bound * widest)
-            pull = 0.0
-            for i in range(n):
-                pull = max(pull, multiplier * weight[i] * weight[i] * abs(point[i]))
-            if multiplier > 0 and not pull > CLEAR * noise:
-                codes[0, b] = outcome.DOUBTED
                 continue
             if not settle(weight, radius, 2.0, point, eps, multiplier > 0):
                 codes[0, b] = outcome.UNSETTLED
                 continue
-            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            # ⟨g, x⟩ + t ‖W⁻¹g‖
-            along = terms = dual = 0.0
-            for i in range(n):
-                along += g[i] * point[i]
-                terms += abs(g[i] * point[i])
-                dual += (g[i] / weight[i]) ** 2
-            gap = max(along + radius * np.sqrt(dual), 0.0) + 2 * DOUBLE * terms
+            if nearby:
+                total, gap = _certificate_nearby(own_q, even, radius, point)
+            else:
+                own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+                total, gap = _certificate(own_P, own_q, own_A, own_b, weight, radius, point, g)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
@@ -201,13 +277,19 @@ def _on_disk(stamp):
         _ = stamp
         n = x.shape[1]
         L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
-        normal = np.empty(n)
+        normal, even = np.empty(n), -1.0
         for b in range(first, end):
             if not asked(b, codes, v, u, nu):
                 continue
             out = u[b]
             weight = weights[own(b, weights)]
             radius = radii[own(b, radii), 0]
+            if P.shape[1] == 0:
+                if even < 0 or len(weights) > 1:
+                    even = _even(weight)
+                if even > 0:
+                    nu[b, 0] = _pulled(x[b], v[b], even, radius, multipliers[b, 0], out)
+                    continue
             own_P = symmetric(P[own(b, P)], eps)
             if not _factorised(own_P, weight, multipliers[b, 0], L):
                 continue

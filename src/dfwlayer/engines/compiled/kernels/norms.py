@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import kernel, summing
 from dfwlayer.engines.compiled.kernels.numbers import own, rounded, sane, symmetric
 
 __all__ = ["length_of", "over_ball", "settle", "size_of"]
@@ -17,12 +17,20 @@ def over_ball(b, P, q, A, weights, radii, eps, L):
     own_P = symmetric(P[own(b, P)], eps)
     own_q, weight, radius = q[own(b, q)], weights[own(b, weights)], radii[own(b, radii), 0]
     fit = SMALLEST < radius < LARGEST and (P.shape[1] == 0 or sane(own_P, A, eps, L))
-    for i in range(len(own_q)):
-        fit = fit and abs(own_q[i]) < LARGEST and SMALLEST < weight[i] < LARGEST
-    return fit, own_P, own_q, weight, radius
+    return fit and _unfit(own_q, weight) == 0, own_P, own_q, weight, radius
 
 
-@kernel
+@summing
+def _unfit(q, weight):
+    """How many entries are out of range; without a branch, so that several are done at once."""
+    count = 0.0
+    for i in range(len(q)):
+        fit = (abs(q[i]) < LARGEST) & (weight[i] > SMALLEST) & (weight[i] < LARGEST)
+        count += 0.0 if fit else 1.0
+    return count
+
+
+@summing
 def length_of(weight, x):
     """‖Wx‖, as exact as a sum in float64 is."""
     total = 0.0
