@@ -42,6 +42,7 @@ __all__ = [
     "NOISE",
     "SOLVED",
     "UNFIT",
+    "UNPROVEN",
     "arrived",
     "arriving",
     "ball_of",
