@@ -85,13 +85,18 @@ class _Returned(torch.autograd.Function):
         return None, *back, *[None] * len(given)
 
 
-def outcome_of(run: Callable[[Task], Outcome], task: Task, home: torch.device = HOME) -> Outcome:
+def outcome_of(
+    run: Callable[[Task], Outcome],
+    run_home: Callable[[Task], Outcome],
+    task: Task,
+    home: torch.device = HOME,
+) -> Outcome:
     """The same for a task, which goes its usual way where it is not small."""
     if not takes(task.objective, task.constraint, task.start, task.settings):
         return run(task)
     device = task.objective.device
     try:
-        found = run(moved(task, home))
+        found = run_home(moved(task, home))
     except (ValueError, RuntimeError):
         return run(task)
     x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap

@@ -94,7 +94,7 @@ class Found(NamedTuple):
     x: list[Tensor]  # (B, n), taken out when it becomes an output, which would be kept for ever
     values: Tensor  # (2, B): f and the gap
     kept: Tensor  # in float64, one after the other: `state` and, as integers, `codes`
-    factor: Tensor | None  # (B, n, n): the inverse on the face of the solution
+    factor: Tensor | None  # (B, N, N): the inverse on the face of the solution, N lanes
     counter: Tensor  # of the problems that all programs of the device have left
     before: int  # what it was when the host last looked
     batch: int
@@ -169,7 +169,8 @@ class Layout:
         kept_there = like.new_empty(batch * (width + 2), dtype=torch.float64)
         factor = None
         if self._keeps():
-            factor = like.new_empty((batch, n, n), dtype=torch.float32)
+            lanes = self.options["N"]
+            factor = like.new_empty((batch, lanes, lanes), dtype=torch.float32)
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
         found = Found([x], values, kept_there, factor, counter, before, batch, width)
