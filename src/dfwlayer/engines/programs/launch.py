@@ -70,7 +70,7 @@ def options_of(n: int, dense: bool) -> Mapping[str, int] | None:
     lanes = max(16, 1 << (n - 1).bit_length())
     if not dense:
         return {"N": lanes, "C": 4, "num_warps": max(1, lanes // 256)}
-    columns, warps = {16: (8, 1), 32: (16, 1), 64: (16, 8), 128: (16, 16)}[lanes]
+    columns, warps = {16: (8, 1), 32: (16, 1), 64: (16, 8), 128: (32, 8)}[lanes]
     return {"N": lanes, "C": columns, "num_warps": warps}
 
 
@@ -127,7 +127,7 @@ class Repeat(NamedTuple):
     """A program that Triton has compiled, and what for."""
 
     program: Any
-    index: int  # of the device
+    device: int  # its number
     constants: tuple[Any, ...]
 
     def __call__(
@@ -141,15 +141,15 @@ class Repeat(NamedTuple):
         """
         if max(numbers) >= FITS:
             return False
-        if torch.cuda.current_device() != self.index:
-            with torch.cuda.device(self.index):
+        if torch.cuda.current_device() != self.device:
+            with torch.cuda.device(self.device):
                 return self(batch, tensors, numbers)
         program = self.program
         if _watched():
             program[batch, 1, 1](*tensors, *numbers, *self.constants)
             return True
         places = [t.data_ptr() if isinstance(t, Tensor) else t for t in tensors]
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
         program.run(
             batch, 1, 1, stream, program.function, program.packed_metadata, None, None, None,
             *places, *numbers, *self.constants,

@@ -114,7 +114,7 @@ def _adjoint(
         if CUT:
             rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
-    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N)
     if to_lower is not None:
         stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell, spoil)
     if to_upper is not None:

@@ -170,7 +170,7 @@ def within_range(u, nu, x, sound, MAX: tl.constexpr):
 
 
 @jit
-def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr, C: tl.constexpr):
+def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr):
     """Write u, and the gradients −(uxᵀ + xuᵀ)/2 in P and −u in q that follow, where asked for."""
     at = b * n + tl.arange(0, N)
     if u_out is not None:
