@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Cost(NamedTuple):
 
     forward: float  # seconds
     backward: float
+    work: tuple[float, float]  # of the processor, in either: on a busy machine these tell more
     memory: float | None  # peak in bytes beyond what was in use, None where it cannot be told
 
 
@@ -44,13 +46,16 @@ def measured(
         before = resident("VmRSS")
     except OSError:  # not on Linux, or not allowed
         before = None
-    start = time.perf_counter()
+    times = [(time.perf_counter(), time.process_time())]
     sol = call()
-    half = time.perf_counter()
+    times.append((time.perf_counter(), time.process_time()))
     loss(sol.x).backward()
-    end = time.perf_counter()
+    times.append((time.perf_counter(), time.process_time()))
     memory = None if before is None else max(0, resident("VmHWM") - before)
-    return sol, Cost(half - start, end - half, memory)
+    (forward, backward), work = (
+        [after - before for before, after in pairwise(clock)] for clock in zip(*times, strict=True)
+    )
+    return sol, Cost(forward, backward, (work[0], work[1]), memory)
 
 
 def report(what: str, data: int, sol: Solution, ball: LpBall, cost: Cost) -> None:
@@ -63,6 +68,7 @@ def report(what: str, data: int, sol: Solution, ball: LpBall, cost: Cost) -> Non
     print(
         f"  forward {cost.forward:.2f} s, backward {cost.backward:.2f} s, data {data / MB:.0f} MB"
     )
+    print(f"  work    {cost.work[0]:.2f} + {cost.work[1]:.2f} s of processor time")
     if cost.memory is not None:
         share = 100 * cost.memory / data
         print(f"  memory  {cost.memory / MB:.1f} MB more at the peak, {share:.1f}% of the data")

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 __all__ = [
+    "Clock",
     "Collection",
     "Device",
     "Dtype",
@@ -103,6 +104,14 @@ Ray = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Cores for every system. (default: all)")]
+
+Clock = Annotated[
+    str,
+    typer.Option(
+        help="wall, or cpu: seconds that the process itself is at work. With --threads 1 these are "
+        "what it takes on a machine with nothing else to do."
+    ),
+]
 
 
 def repeats(default: int) -> Any:

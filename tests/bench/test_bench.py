@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -334,6 +335,40 @@ def test_a_missing_and_a_failing_rival_are_rows_that_say_so(dfw, tmp_path, monke
     assert rows["floor"]["status"] == "ok"
 
 
+def test_processor_time_leaves_out_what_a_call_waits_for(dfw, tmp_path, monkeypatch):
+    def sleeping(problem):
+        def call():
+            time.sleep(0.05)
+            return base.Answer(problem.q, problem.q)
+
+        return base.Ready(call, {})
+
+    monkeypatch.setitem(SYSTEMS, "sleeping", base.System("sleeping", "Sleeping", sleeping))
+    for clock in ("wall", "cpu"):
+        result = dfw(*options(tmp_path / clock, "--systems", "sleeping", "--clock", clock))
+        assert result.exit_code == 0, result.output
+    told = {c: cells(tmp_path / c)["active-8-0-sleeping"]["seconds"] for c in ("wall", "cpu")}
+    assert min(told["wall"]) >= 0.05
+    assert max(told["cpu"]) < 0.04
+    assert "--clock cpu" in (tmp_path / "cpu" / "bench.md").read_text()
+    result = dfw(*options(tmp_path / "cpu", "--systems", "sleeping"))
+    assert result.exit_code == 2  # the two clocks do not share a folder
+    assert "clock" in result.output
+
+
+def test_what_a_rival_prints_is_not_among_the_tables(dfw, tmp_path, monkeypatch):
+    def chatty(problem):
+        print("so much to say")
+        return base.Ready(lambda: print("and more") or base.Answer(problem.q, problem.q), {})
+
+    monkeypatch.setitem(SYSTEMS, "chatty", base.System("chatty", "Chatty", chatty))
+    result = dfw(*options(tmp_path, "--systems", "chatty"))
+    assert result.exit_code == 0, result.output
+    assert "Chatty" in result.output
+    assert "more" not in result.output
+    assert "so much" not in result.output
+
+
 def test_an_unwritable_folder_is_named_before_any_work(dfw, tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -355,6 +390,7 @@ def test_an_unwritable_folder_is_named_before_any_work(dfw, tmp_path, monkeypatc
         ("--systems", "nobody"),
         ("--dtype", "float16"),
         ("--functional", "mean"),
+        ("--clock", "sundial"),
     ],
 )
 def test_bad_options_are_named(dfw, tmp_path, option, value):

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+import torch
 import typer
 
 from dfwlayer_bench import cli
@@ -39,10 +40,12 @@ def test_the_readme_runs_as_printed_and_keeps_what_it_says(
     assert float(found["sol"].x.detach().abs().sum(-1).max()) <= 0.3 * (1 + 1e-6)
     assert found["q"].grad is not None
     assert found["radius"].grad is not None
-    shares = found["shares"].detach()
-    assert shares.shape == (32, 5)
-    assert float(shares.min()) >= 0
-    assert shares.sum(-1).tolist() == pytest.approx([1.0] * 32, rel=1e-6)
+    torques = found["torques"]
+    assert torques.shape == (32, 6)
+    assert float(torques.detach().abs().max()) <= 0.5
+    assert float(torques.detach().abs().sum(-1).max()) <= 1 + 1e-6
+    (slope,) = torch.autograd.grad((3 * found["power"] + torques.square().sum()), found["power"])
+    assert bool(slope.isfinite())
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import statistics
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 SYSTEMS = {
     "CvxpyLayer (DIFFCP)": "diffcp",
     "the same, LSMR": "diffcp-lsmr",
@@ -36,10 +38,15 @@ LAYERS = {
 SIZES = (500, 1000, 2000)
 
 
+def text_of(page):
+    """A page of the documentation, or README.md."""
+    return ((ROOT if page == "README.md" else DOCS) / page).read_text(encoding="utf-8")
+
+
 def tables(page):
     """The tables of a page: the first cell of the header, and rows as lists of plain texts."""
     found, rows = [], None
-    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+    for line in text_of(page).splitlines():
         if not line.startswith("|"):
             rows = None
             continue
@@ -110,6 +117,23 @@ def test_times_and_errors_where_the_constraint_is_active_are_those_on_record():
             own = record["active", SYSTEMS[label], n]
             for name, printed in zip(
                 ("error_mean", "cosine_mean", "relative_violation"), cell.split(", "), strict=True
+            ):
+                assert agrees(printed, own[name]), (label, n, name)
+
+
+def test_every_system_in_processor_time_is_that_on_record():
+    record = {(r["label"], int(r["n"])): r for r in data("reproduce/processor.csv")}
+    rows = own_rows("reproduce.md", "system", "n = 500, seeds 100 to 500")
+    assert {label for label, *_ in rows} == {label for label, _ in record}
+    for label, *cells in rows:
+        for n, cell in zip((500, 1000), cells, strict=True):
+            own = record[label, n]
+            mean, std, error, cosine = numbers(cell.replace("e+", "e"))
+            for printed, name in (
+                (mean, "seconds_mean"),
+                (std, "seconds_std"),
+                (error, "error_mean"),
+                (cosine, "cosine_mean"),
             ):
                 assert agrees(printed, own[name]), (label, n, name)
 
@@ -185,3 +209,187 @@ def test_imitations_are_those_on_record(name, columns, told_by, number, folder):
                 assert agrees(printed[1], own[HALVES[column]]), (cells[0], title, cell)
             compared += 1
     assert compared >= 4 * len(rows) > 0
+
+
+def seconds_of(text):
+    """A time with its unit; None where there is none."""
+    found = re.search(r"([\d.]+) (ms|s)\b", text)
+    return (found[1], 1e3 if found[2] == "ms" else 1.0) if found else None
+
+
+def own_rows(page, *head):
+    """The rows of the one table of a page whose header begins like this."""
+    (rows,) = [rows for found, rows in tables(page) if tuple(found[: len(head)]) == head]
+    return rows
+
+
+RIVALS = "n = 500: time, against dfwlayer's, error of x, cosine, violation / t"
+BENCH = {"dfwlayer (auto)": "dfwlayer", "DFW as published": "dfw", "jaxopt": "jaxopt"}
+
+
+def test_large_problems_are_those_on_record():
+    record = {(r["family"], int(r["n"]), r["system"]): r for r in data("bench/bench.csv")}
+    rows = own_rows("benchmarks.md", "family, n", "system")
+    assert len(rows) == len(record) - len({key[:2] for key in record})  # all but the floor
+    for problem, label, time, ratio, error, gradient, violation in rows:
+        family, n = problem.split(", ")
+        own = record[family, int(n), BENCH[label]]
+        assert agrees(*scaled(time, own["seconds"])), (problem, label)
+        cosine, gradient_error = gradient.split(", ")
+        for printed, name in (
+            (ratio, "ratio"),
+            (error, "error"),
+            (cosine, "cosine"),
+            (gradient_error, "gradient_error"),
+            (violation, "violation"),
+        ):
+            assert agrees(printed.replace("e+", "e"), own[name]), (problem, label, name)
+
+
+def scaled(printed, value):
+    """The arguments of `agrees` for a time that is printed with a unit."""
+    number, factor = seconds_of(printed)
+    return number, value, factor
+
+
+def test_every_rival_is_that_on_record():
+    record = {(r["label"], int(r["n"])): r for r in data("bench/rivals.csv")}
+    for label, *cells in own_rows("benchmarks.md", "system", RIVALS):
+        for n, cell in zip((500, 1000), cells, strict=True):
+            wanted = "dfwlayer (auto)" if label == "dfwlayer" else label
+            own, ours = record[wanted, n], record["dfwlayer (auto)", n]
+            time, ratio, error, cosine, violation, *_ = cell.split(", ")
+            assert agrees(*scaled(time, own["seconds"])), (label, n)
+            found = float(own["seconds"]) / float(ours["seconds"])
+            assert float(ratio.strip("×")) == pytest.approx(found, rel=0.05), (label, n)
+            assert agrees(error, own["error"]), (label, n)
+            assert agrees(cosine, own["cosine"]), (label, n)
+            assert agrees(violation, own["violation"]), (label, n)
+
+
+def small_record():
+    found = {}
+    for row in data("bench/small.csv"):
+        size = "one" if row["count"] == "1" else row["count"]
+        found[f"{row['set']}, {size}×{row['n']}", row["system"]] = row
+    return found
+
+
+def test_small_problems_are_those_on_record():
+    record = small_record()
+    (table,) = [(h, r) for h, r in tables("benchmarks.md") if h[0] == "set, size"]
+    systems, rows = table[0][1:], table[1]
+    for problem, *cells in rows:
+        both = {}
+        for system, cell in zip(systems, cells, strict=True):
+            own = record.get((problem, system))
+            if cell == "—":
+                assert own is None or not own["forward_seconds"], (problem, system)
+                continue
+            first, forward = cell.split(", ")
+            assert agrees(forward, own["forward_seconds"], 1e3), (problem, system)
+            if first != "–":
+                both[system] = float(own["both_seconds"])
+                assert agrees(first, own["both_seconds"], 1e3), (problem, system)
+        assert min(both, key=both.get) in bold(problem, systems), problem
+
+
+def bold(problem, systems):
+    """The systems of a line whose entry is printed in bold."""
+    page = text_of("benchmarks.md").splitlines()
+    (line,) = [line for line in page if line.startswith(f"| {problem} |")]
+    cells = line.strip("|").split("|")[1:]
+    return [system for system, cell in zip(systems, cells, strict=True) if "**" in cell]
+
+
+def test_the_largest_errors_of_small_problems_are_those_on_record():
+    record = list(small_record().values())
+    for label, *cells in own_rows("benchmarks.md", "system", "error of x", "gradient error"):
+        own = [row for row in record if row["system"] == label]
+        for name, cell in zip(("error", "gradient_error", "violation"), cells, strict=True):
+            if numbers(cell):
+                assert agrees(cell, max(float(row[name] or 0) for row in own)), (label, name)
+
+
+def test_lasso_fits_are_those_on_record():
+    record = {(r["problem"], r["system"]): r for r in data("bench/lasso.csv")}
+    (table,) = [(h, r) for h, r in tables("benchmarks.md") if h[:2] == ["problem", "dfwlayer"]]
+    systems, rows = table[0][1:], table[1]
+    for problem, *cells in rows:
+        for system, cell in zip(systems, cells, strict=True):
+            if cell != "—":
+                own = record[problem.strip("`"), system]
+                time, gap = cell.split(", ")
+                assert agrees(*scaled(time, own["forward_seconds"])), (problem, system)
+                assert agrees(gap, own["gap"]), (problem, system)
+
+
+def test_the_gpu_is_that_on_record():
+    content = json.loads((DOCS / "results/bench/gpu.json").read_text(encoding="utf-8"))
+    record = {
+        (row["count"], row["n"], f"{row['programs'] * 1e3:.2f}"): row for row in content["rows"]
+    }
+    pages = [rows for head, rows in tables("benchmarks.md") if head[:2] == ["set", "B × n"]]
+    *rows, floor = pages[0]
+    assert len(rows) == len(record)
+    for label, size, programs, tensors, error, gradient_error in rows:
+        count, n = map(int, size.split(" × "))
+        own = record[count, n, seconds_of(programs)[0]]
+        assert agrees(*scaled(tensors, own["tensors"])), label
+        assert agrees(error, own["error"]), label
+        assert agrees(gradient_error, own["gradient_error"]), label
+    assert agrees(*scaled(floor[2], content["floor"]))
+
+
+def test_the_six_numbers_are_those_on_record():
+    """Those of README.md that a recorded run has; `make demo` prints the first three."""
+    rows = own_rows("README.md", "", "", "measured by")
+    assert len(rows) == 6
+    (large,) = [value for _, value, command in rows if "--sizes 2000" in command]
+    record = {
+        r["system"]: r
+        for r in data("bench/bench.csv")
+        if r["family"] == "active" and r["n"] == "2000"
+    }
+    printed = dict(zip(("dfwlayer", "jaxopt", "dfw"), numbers(large), strict=True))
+    for system, number in printed.items():
+        assert agrees(number, record[system]["ratio"]), system
+    (small,) = [value for _, value, command in rows if "--suite small" in command]
+    found = small_record()
+    times = [float(found["box, 128×50", s]["both_seconds"]) for s in ("jaxopt", "dfwlayer")]
+    assert agrees(numbers(small)[0], times[0] / times[1])
+    (robot,) = [value for _, value, command in rows if "robotics" in command]
+    layers = {row["layer"]: row for row in data("robotics/hc_o/imitation.csv")}
+    assert float(layers["dfwlayer"]["violation_rate"]) == 0.0
+    less = 1 - float(layers["dfwlayer"]["mse"]) / float(layers["none"]["mse"])
+    (percent,) = re.findall(r"(\d+) %", robot)
+    assert agrees(percent, less, 100)
+
+
+def test_what_pages_say_of_jaxopt_is_on_record():
+    """Ranges that README.md and pages state in words, from the rows they are made of."""
+    small = small_record()
+    one, many = [], []
+    for (problem, system), row in small.items():
+        if system != "dfwlayer":
+            continue
+        rivals = [
+            float(other["both_seconds"])
+            for (name, rival), other in small.items()
+            if name == problem and not rival.startswith("dfwlayer") and other["both_seconds"]
+        ]
+        ratio = min(rivals) / float(row["both_seconds"])
+        if row["count"] != "1":
+            many.append(ratio)
+        elif row["n"] == "10":
+            one.append(ratio)
+    told = f"{min(one):.1f} to {max(one):.1f} of the time"
+    assert told in text_of("README.md")
+    assert told in text_of("benchmarks.md")
+    assert f"by {min(many):.1f} to {max(many):.0f} times" in text_of("benchmarks.md")
+
+    rows = data("bench/bench.csv")
+    times = {(r["family"], int(r["n"]), r["system"]): float(r["seconds"]) for r in rows}
+    for n, page in ((500, "why.md"), (2000, "benchmarks.md")):
+        ratios = [times[f, n, "jaxopt"] / times[f, n, "dfwlayer"] for f in ("paper", "active")]
+        assert f"{min(ratios):.1f} to {max(ratios):.1f} times" in text_of(page), n

@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,19 @@ def test_long_silence_is_broken_by_what_is_at_work(clock: Clock) -> None:
         clock.now += 30
         report("second", 0)
     assert said.getvalue() == "[0 of 2] now second (30 s so far, 2 left)\n"
+
+
+def test_a_call_that_takes_long_is_told_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "SILENCE", 0.05)
+    monkeypatch.setattr(talk, "TICK", 0.01)
+    said = io.StringIO()
+    with talk.progress(Console(file=said), 2) as report:
+        report("first", 0)
+        report("second, a long call", 0)
+        end = time.monotonic() + 30
+        while "now" not in said.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)  # nothing is reported meanwhile
+    assert said.getvalue().startswith("[0 of 2] now second, a long call (")
 
 
 def test_phases_that_follow_each_other_have_times_of_their_own(clock: Clock) -> None:

@@ -60,14 +60,8 @@ def held(parts, x):
     return np.concatenate([N[np.array(holds, bool)], A])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_gradients_are_those_of_all_rows_that_hold_x(seed):
-    """In the data of f, and in the sides along moves that leave a point on all of the rows."""
-    parts = meeting(seed)
-    found = attempted(*problem(**parts), tol=1e-9)
-    if found is None or found.left is not None:
-        pytest.skip("left to tensor operations")
-    x = found.solution.x
+def check_moves(parts, x):
+    """Gradients of ⟨v, x⟩ are those of the least-norm system of all rows that hold x."""
     n = len(x)
     N, P = held(parts, x.detach().numpy()), parts["P"].detach().numpy()
     v = np.cos(np.arange(n))
@@ -82,6 +76,25 @@ def test_gradients_are_those_of_all_rows_that_hold_x(seed):
         moves = moves + parts["A"].mT @ gradients["b"]
     moves = moves + gradients.get("lower", torch.zeros(n, dtype=F64))
     close(moves.detach(), torch.from_numpy(v - P @ u), 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gradients_are_those_of_all_rows_that_hold_x(seed):
+    """In the data of f, and in the sides along moves that leave a point on all of the rows."""
+    parts = meeting(seed)
+    found = attempted(*problem(**parts), tol=1e-9)
+    if found is None or found.left is not None:
+        pytest.skip("left to tensor operations")
+    check_moves(parts, found.solution.x)
+
+
+@pytest.mark.parametrize("seed", range(66, 78))
+def test_tensor_operations_give_the_same_ones(seed):
+    """Also where rows are an equation together: forces are large then, and so is their rounding."""
+    parts = meeting(seed)
+    with compiled.using(False):
+        x = dfw.solve(*problem(**parts), tol=1e-9).x
+    check_moves(parts, x)
 
 
 @pytest.mark.parametrize(("idle", "most"), [(False, 2), (True, 4)])

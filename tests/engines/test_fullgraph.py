@@ -148,7 +148,7 @@ def test_what_is_kept_for_gradients_goes():
     model, z = Policy(), torch.randn(3, 7)
     compiled = whole(model)
     outs = [compiled(z) for _ in range(3)]
-    assert len(operators._kept) == 9
+    assert len(operators._kept) == 6  # of box and rows; compilers see through the ball
     for out in outs:
         out.sum().backward(retain_graph=True)
         out.sum().backward()

@@ -1,4 +1,4 @@
-"""What says the same thing in two files: the version, and the oldest versions that will do."""
+"""What is said twice: the version, the oldest versions that will do, and which files there are."""
 
 import re
 import tomllib
@@ -53,3 +53,35 @@ def test_the_pinned_versions_are_allowed(extra):
     pinned = pins("constraints.txt")
     for package, bound in bounds(extra).items():
         assert release(pinned[package]) >= release(bound), package
+
+
+def listed():
+    """The modules that docs/architecture.md lists, by folder."""
+    _, text = (ROOT / "docs" / "architecture.md").read_text().split("\n## The files\n")
+    folders: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("### "):
+            own = folders.setdefault(line.split("`")[1].removeprefix("src/dfwlayer/"), [])
+        elif line.startswith("- "):
+            own += re.findall(r"`(\w+)`", line.partition(":")[0])
+    return folders
+
+
+def test_the_page_on_architecture_lists_every_module_once():
+    source = ROOT / "src" / "dfwlayer"
+    there: dict[str, list[str]] = {}
+    for path in source.rglob("*.py"):
+        folder = path.parent.relative_to(source).as_posix()
+        if path.stem != "__init__":
+            there.setdefault("" if folder == "." else f"{folder}/", []).append(path.stem)
+    found = listed()
+    assert found.keys() == there.keys()
+    for folder, names in there.items():
+        assert sorted(found[folder]) == sorted(names), folder
+
+
+def test_files_named_on_the_page_on_architecture_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*")}
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+        assert any(f"/{file}".endswith(f"/{name.strip('/')}") for file in files), name

@@ -23,7 +23,7 @@ from dfwlayer.linalg.hull import Descent
 from dfwlayer.ops.rows import Scalar, dot, norm
 from dfwlayer.ops.scale import Scale
 from dfwlayer.ops.tracing import deferred
-from dfwlayer.ops.values import Value, tensor_of
+from dfwlayer.ops.values import Value, shape_of, tensor_of, tensors_among
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
@@ -136,8 +136,7 @@ class Constraint(ABC):
     def deep(self) -> bool:
         """Whether a parameter may have several batch dimensions, or a variable be no vector."""
         for name, about in table(type(self)).items():
-            value = getattr(self, name)
-            if isinstance(value, Tensor) and value.dim() > about.kind + 1:
+            if len(shape_of(getattr(self, name))) > about.kind + 1:
                 return True
         return False
 
@@ -234,8 +233,7 @@ class Constraint(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters that are tensors, by name."""
-        values = {name: getattr(self, name) for name in table(type(self))}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return tensors_among({name: getattr(self, name) for name in table(type(self))})
 
     def priced(self, shape: tuple[int, ...]) -> dict[str, tuple[Any, tuple[int, ...] | None]]:
         """What `Solution.multipliers` has a price for, by name: the parameters that grow with the

@@ -14,7 +14,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_number, check_tensor, flag_nonfinite
 from dfwlayer.linalg.sparse import check_sparse, stored_entries
 from dfwlayer.ops.rows import in_one_batch, on_host
-from dfwlayer.ops.values import Value
+from dfwlayer.ops.values import Value, within
 from dfwlayer.solution import Status
 
 __all__ = [
@@ -138,7 +138,7 @@ class Parameter:
     def out_of_range(self, name: str, value: Value) -> Tensor | None:
         """Statuses of the problems beyond ``least`` and ``most``, as in `fault`."""
         endless = self.least == -math.inf, self.most == math.inf
-        if all(endless) or (isinstance(value, float) and self.least <= value <= self.most):
+        if all(endless) or within(value, self.least, self.most):
             return None
         given, hint = torch.as_tensor(value).detach(), f"; {self.hint}" if self.hint else ""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dfwlayer.ops.values import Value, are_numbers
+from dfwlayer.ops.values import Value, equal
 
 __all__ = [
     "Block",
@@ -115,15 +115,13 @@ def form_around(form: Sequence[Block] | None, centre: Value) -> Sequence[Block] 
         return None
     block = form[0]
     if isinstance(block, Flat):
-        bounds = block.lower, block.upper
-        if block.equations or not are_numbers(*bounds):
+        endless = equal(block.lower, -math.inf) and equal(block.upper, math.inf)
+        if block.equations or block.weight is None or not endless:
             return None
-        if block.weight is None or bounds != (-math.inf, math.inf):
-            return None
-        everywhere = Linear(block.n, *bounds, None, 0.0, None, 0.0)
+        everywhere = Linear(block.n, -math.inf, math.inf, None, 0.0, None, 0.0)
         return (Spent(block.n, everywhere, block.weight, centre, block.radius),)
     oval = as_oval(block)
-    if oval is None or not are_numbers(oval.centre) or oval.centre != 0:
+    if oval is None or not equal(oval.centre, 0):
         return None
     return (oval._replace(centre=centre),)
 

@@ -44,12 +44,11 @@ def answered(
     run: Callable[[Arguments, Settings], Solution],
     arguments: Arguments,
     settings: Settings,
-    home: torch.device = HOME,
 ) -> Solution | None:
-    """The solution, found ``home``, on the device of the arguments; None if that is for others."""
+    """The solution, found on the CPU, on the device of the arguments; None if it is for others."""
     device = arguments.objective.device
     try:
-        there = moved(arguments, home)
+        there = moved(arguments, HOME)
         found = run(there, replace(settings, step_size=there.step_size))
     except (ValueError, RuntimeError):
         return None
@@ -86,17 +85,14 @@ class _Returned(torch.autograd.Function):
 
 
 def outcome_of(
-    run: Callable[[Task], Outcome],
-    run_home: Callable[[Task], Outcome],
-    task: Task,
-    home: torch.device = HOME,
+    run: Callable[[Task], Outcome], run_home: Callable[[Task], Outcome], task: Task
 ) -> Outcome:
     """The same for a task, which goes its usual way where it is not small."""
     if not takes(task.objective, task.constraint, task.start, task.settings):
         return run(task)
     device = task.objective.device
     try:
-        found = run_home(moved(task, home))
+        found = run_home(moved(task, HOME))
     except (ValueError, RuntimeError):
         return run(task)
     x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dfwlayer.constraints import LpBall
 from dfwlayer.deploy import DeployedBall
 from dfwlayer.engines.projection import project, project_and_back
+from dfwlayer.engines.seen import can_be_seen, project_in_sight
 from dfwlayer.layer.base import Layer, checked_x, real
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
 from dfwlayer.ops.recorded import recordable
-from dfwlayer.ops.tracing import recording
+from dfwlayer.ops.tracing import as_input
 from dfwlayer.solution import Solution
 from dfwlayer.solve import again, outline
 from dfwlayer.step_size import StepSize
@@ -87,17 +87,12 @@ class DFWLayer(Layer):
         centre: Tensor | None = None,  # (n,) or (*batch, n), None for zero
     ) -> Tensor:
         """The solution, of q's shape (with a batch if another argument has one) and dtype."""
-        if recording() and not isinstance(radius, Tensor):
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            radius = torch.full((), radius, dtype=wide, device=q.device)  # it may change
-        return _ball(self._itself(), P, q, weight, radius, centre)
+        return _ball(self._itself(), P, q, weight, as_input(radius, q), centre)
 
     @property
     def _projects(self) -> bool:
         """Whether without a P nothing but the exact projection is asked for."""
-        named = isinstance(self.method, str) and self.method in ("auto", "projected-newton")
-        exact = named and self.differentiate != "unroll"
-        return self.p == 1 and exact and self.max_steps > 0
+        return _projects(vars(self))
 
     def solve(
         self,
@@ -121,6 +116,14 @@ class DFWLayer(Layer):
         return f"p={self.p:g}, {super().extra_repr()}"
 
 
+def _projects(own: dict[str, Any]) -> bool:
+    """Whether a layer with these settings only projects where there is no P."""
+    method = own["method"]
+    named = isinstance(method, str) and method in ("auto", "projected-newton")
+    exact = named and own["differentiate"] != "unroll"
+    return bool(own["p"] == 1 and exact and own["max_steps"] > 0)
+
+
 def _ball_shapes(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
     ball = LpBall(real(layer).p, radius, weight, centre=centre)
     return outline(Quadratic(P, q), ball)[:1]
@@ -141,7 +144,17 @@ def _ball_direct(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: A
     return project_and_back(q, weight, radius, own.verify)
 
 
-@recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct)
+def _ball_seen(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
+    own = layer.own  # while a graph is made, of which this is a part
+    if P is not None or centre is not None or not _projects(own):
+        return None
+    if not can_be_seen(q, weight, radius):
+        return None
+    x, suspect = project_in_sight(q, weight, radius)
+    return x, suspect if own["verify"] else None
+
+
+@recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct, seen=_ball_seen)
 def _ball(
     layer: Any,
     P: Tensor | None,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfwlayer.linalg.krylov import Krylov, conjugate_gradient
 from dfwlayer.linalg.subspaces import Normals, Orthogonal, Tangent
-from dfwlayer.ops.graphs import may_record, replay
+from dfwlayer.ops.graphs import replay
 from dfwlayer.ops.rows import (
     Mask,
     Scalar,
@@ -216,9 +216,6 @@ class FaceSystem:
         if self.face.free is None or self._normal is None:
             return None
         given = (objective, v, self.face.free, self._normal, spread(floor, v[..., :1]))
-        tensors = tensors_in(given)
-        if not may_record(tensors):
-            return None
         most = 16 if v.dtype == torch.float32 else 32
 
         def calculate(copies: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -232,7 +229,7 @@ class FaceSystem:
             return sound(found.u), torch.as_tensor(found.unfinished).any()
 
         with torch.no_grad():
-            found = replay(("invert", static_of(objective), tol), calculate, tensors)
+            found = replay(("invert", static_of(objective), tol), calculate, tensors_in(given))
         return None if found is None else (found[0], found[1])
 
     def multiplier(self, rest: Tensor) -> Tensor:  # (..., n) -> (..., m)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.kept import Kept
-from dfwlayer.ops.matrices import csr, csr_product
+from dfwlayer.ops.matrices import begins, csr, csr_product
 
 __all__ = ["Pattern", "SparseMatrix", "check_sparse", "stored_entries", "tracked_entries"]
 
@@ -64,7 +64,7 @@ class Pattern:
         if A.layout == torch.sparse_csr:
             return Pattern(A.crow_indices().to(index), A.col_indices().to(index), (m, n))
         row, col = A.indices()
-        return Pattern(_begins(row, m).to(index), col.to(index), (m, n))
+        return Pattern(begins(row, m).to(index), col.to(index), (m, n))
 
     @cached_property
     def row(self) -> Tensor:  # (nnz,)
@@ -86,8 +86,8 @@ class Pattern:
     def transposed(self) -> tuple[Tensor, Tensor]:  # (n + 1,), (nnz,)
         """Where each row of the transpose begins, and the columns of its entries."""
         _, col = self._by_column
-        begins = _begins(col, self.shape[1]).to(self.crow.dtype)
-        return begins, self.row.index_select(0, self.order)
+        crow = begins(col, self.shape[1]).to(self.crow.dtype)
+        return crow, self.row.index_select(0, self.order)
 
     @cached_property
     def _by_column(self) -> tuple[Tensor, Tensor]:
@@ -230,17 +230,6 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             in_x = of.times(entries, grad, form.adjoint)
         return in_entries, in_x, None, None
-
-
-def _begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
-    """Where each of 0, 1, ... count − 1 begins among ordered indices, and the end."""
-    if ordered.device.type == "cpu":
-        begins = torch.zeros(count + 1, dtype=torch.int64)
-        torch.cumsum(torch.bincount(ordered, minlength=count), 0, out=begins[1:])
-        return begins
-    # counting would make the host wait
-    each = torch.arange(count + 1, dtype=ordered.dtype, device=ordered.device)
-    return torch.searchsorted(ordered.contiguous(), each)
 
 
 def _index_type(*sizes: int) -> torch.dtype:

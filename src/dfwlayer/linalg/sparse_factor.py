@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from dfwlayer.linalg.sparse import SparseMatrix
 
 __all__ = [
     "as_csr",
-    "available",
     "exact_factor",
     "factor",
     "module",
@@ -23,11 +21,6 @@ __all__ = [
 ]
 
 PIVOT = 1e-3  # of the largest entry of a column, what a diagonal entry has to be
-
-
-def available() -> bool:
-    """Whether there is SciPy."""
-    return find_spec("scipy") is not None
 
 
 def module() -> Any:

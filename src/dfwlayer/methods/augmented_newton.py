@@ -87,7 +87,7 @@ def augmented_newton(at: Iterate, rows: Mask) -> None:
     apart_before = missed = fill(torch.inf, at.value)
     idle = fill(0.0, at.value)
     for k in range(ITERATIONS):
-        rows = rows & (at.left > 3) & (idle < PATIENCE)
+        rows = rows & (at.steps_left > 3) & (idle < PATIENCE)
         if not any_row(rows):
             return
         z = constraint.project(here.x + u, near=at.x)
@@ -117,7 +117,7 @@ def augmented_newton(at: Iterate, rows: Mask) -> None:
         system = FaceSystem(objective, constraint.face(z, z - here.x - u), z)
         step = _step(model, system, slope, sigma, damping)
         length, fell, spent = _search(at, rows, here, u, sigma, step)
-        at.left = select(rows, at.left - spent - 2, at.left)
+        at.steps_left = select(rows, at.steps_left - spent - 2, at.steps_left)
         idle = select(fell > 0, 0.0, select(length > 0, idle, idle + REFUSED))
         blunter = maximum(BLUNTER * damping, BLUNT * scale)
         damping = select(length >= 1, maximum(SHARPER * damping, RIDGE * scale), blunter)
@@ -160,7 +160,7 @@ def _search(
 
     start, gradient = penalised(here)
     promised = inner(gradient, step)
-    origin, level = here.x, 8 * torch.finfo(step.dtype).eps * (absolute(here.value) + start)
+    origin, rounding_of_f = here.x, 8 * torch.finfo(step.dtype).eps * (absolute(here.value) + start)
     length, reached = fill(1.0, start), fill(0.0, start)
     high = 2 * length
     waiting, spent, fell = rows, reached, reached
@@ -172,7 +172,7 @@ def _search(
         slope = inner(gradient, step)
         lower = value <= start + ARMIJO * length * promised
         # slopes see changes that are lost in the rounding of φ
-        flat = (absolute(slope) <= -NEARLY * promised) & (value <= start + level)
+        flat = (absolute(slope) <= -NEARLY * promised) & (value <= start + rounding_of_f)
         taken = waiting & (lower | flat)
         here.move(taken, there)
         reached = select(taken, length, reached)

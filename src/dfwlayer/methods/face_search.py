@@ -62,7 +62,7 @@ def advance(progress: Progress, rows: Mask) -> None:
             if not minimise_models(at, turn):
                 augmented_newton(at, turn)
                 progress.bent = True
-                progress.next_turn = select(turn, at.left - BETWEEN, progress.next_turn)
+                progress.next_turn = select(turn, at.steps_left - BETWEEN, progress.next_turn)
                 if isinstance(progress.phase, Splitting):
                     progress.phase.restart(at, turn)
             # where f tends to zero, a step on the face may lower f and raise the gap
@@ -106,7 +106,7 @@ def _turn(progress: Progress, rows: Mask) -> Mask:
     there are further turns, as each may end on the way from face to face.
     """
     first = progress.late() | (progress.stalled >= 2)
-    again = progress.at.left <= progress.next_turn
+    again = progress.at.steps_left <= progress.next_turn
     return rows & select_mask(progress.tried, again, first)
 
 

@@ -115,8 +115,8 @@ class Shape(NamedTuple):
 
     def slack(self, x: Tensor, size: Tensor) -> Tensor:
         """What x and s leave of the constraints on coordinates (B, 4, n)."""
-        left = self.of_x * x.unsqueeze(-2) + self.of_s * size.unsqueeze(-2) + self.constant
-        return torch.where(self.held, left, 1)
+        slack = self.of_x * x.unsqueeze(-2) + self.of_s * size.unsqueeze(-2) + self.constant
+        return torch.where(self.held, slack, 1)
 
     def room(self, size: Tensor) -> Tensor:
         """What s leaves of the budgets (B, k)."""

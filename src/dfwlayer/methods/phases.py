@@ -53,7 +53,7 @@ class Iterate:
     steepest: Scalar  # largest curvature met, from below an estimate of L
     flattest: Scalar  # least curvature met
     bent_down: Mask  # negative curvature was met
-    left: Scalar  # steps that may still be taken
+    steps_left: Scalar  # steps that may still be taken
     resolution: float  # rounding of the data
 
     @property
@@ -101,8 +101,8 @@ class Iterate:
 
     def spend(self, steps: int, rows: Mask) -> Mask | None:
         """Count steps; mask of the problems that may not take them all, None if all may."""
-        short = rows & (self.left < steps)
-        self.left = select(rows, maximum(self.left - steps, 0.0), self.left)
+        short = rows & (self.steps_left < steps)
+        self.steps_left = select(rows, maximum(self.steps_left - steps, 0.0), self.steps_left)
         # a recording is made only where there are steps to spare
         return short if seen(short) else None
 
@@ -130,7 +130,7 @@ def least_along(
     bisection, as one where the slope is next to nothing.
     """
     objective, eps = at.problem.objective, torch.finfo(at.x.dtype).eps
-    level = 4 * eps * absolute(at.value)
+    rounding_of_f = 4 * eps * absolute(at.value)
     low, high = fill(0.0, at.value), fill(1.0, at.value)
     length, waiting = high, rows
     x, value, gradient = at.x, at.value, at.gradient
@@ -141,7 +141,7 @@ def least_along(
         tensor, there = objective.value_and_gradient(trial)
         rise = inner(there, d)
         # f(x + γd) ≤ f(x) + c γ⟨∇f(x), d⟩, to rounding, and not far beyond the minimiser
-        lower = number(tensor) <= at.value + maximum(ARMIJO * length * slope, -level)
+        lower = number(tensor) <= at.value + maximum(ARMIJO * length * slope, -rounding_of_f)
         lower = lower & (rise <= NEXT_TO_NONE * absolute(slope))
         taken = waiting & lower
         x, gradient = keep(taken, trial, x), keep(taken, there, gradient)
@@ -167,7 +167,7 @@ class Spectral:
     def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
         """Take so many steps, as far as each problem may."""
         objective, constraint = at.problem.objective, at.problem.constraint
-        x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
+        x, gradient, rounding, steps_left = at.x, at.gradient, at.rounding(), at.steps_left
         short = at.spend(steps, rows)
         value: Scalar = at.value
         self.alpha, at.steepest, at.flattest, at.bent_down = fused.own(
@@ -183,18 +183,21 @@ class Spectral:
                 tensor, slope = objective.value_and_gradient(trial)
                 value = number(tensor)
             if short is not None:
-                trial, slope = keep(left > step, trial, x), keep(left > step, slope, gradient)
+                trial, slope = (
+                    keep(steps_left > step, trial, x),
+                    keep(steps_left > step, slope, gradient),
+                )
             self._observe(at, x, gradient, trial, slope, rounding)
             x, gradient = trial, slope
             if last:
                 if step < steps - 1:
-                    at.left = minimum(at.left + (steps - 1 - step), left)
+                    at.steps_left = minimum(at.steps_left + (steps - 1 - step), steps_left)
                 break
         if short is not None:
             value = number(objective.value(x))
-        # close to the solution f is level to rounding, while the gap still falls
-        level = torch.finfo(x.dtype).eps * max(4.0, x.shape[-1] ** 0.5)
-        fell = value <= at.value + level * absolute(at.value)
+        # close to the solution f changes by rounding alone, while the gap still falls
+        rounding_of_f = torch.finfo(x.dtype).eps * max(4.0, x.shape[-1] ** 0.5)
+        fell = value <= at.value + rounding_of_f * absolute(at.value)
         self.alpha = select(fell, self.alpha, 2 * maximum(at.steepest, self.alpha))
         at.move(rows & fell, x, value, gradient)
 
@@ -241,7 +244,7 @@ class Accelerated:
     def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
         """Take so many steps, as far as each problem may, starting at rest."""
         objective, constraint = at.problem.objective, at.problem.constraint
-        x, gradient, rounding, left = at.x, at.gradient, at.rounding(), at.left
+        x, gradient, rounding, steps_left = at.x, at.gradient, at.rounding(), at.steps_left
         previous, previous_gradient = x, gradient
         short = at.spend(steps, rows)
         inertia = fill(1.0, at.value)
@@ -263,7 +266,7 @@ class Accelerated:
             taken = curvature <= maximum(1.01 * self.lipschitz * square, error)
             onward = inner(d, trial - x) >= 0
             if short is not None:
-                taken = taken & (left > step)
+                taken = taken & (steps_left > step)
             raised = maximum(ratio(curvature, square, 0.0), 1.5 * self.lipschitz)
             self.lipschitz = select(taken, self.lipschitz, raised)
             previous, previous_gradient = x, gradient
@@ -352,7 +355,7 @@ class Splitting:
 
     def advance(self, at: Iterate, steps: int, rows: Mask) -> None:
         """Take so many steps, as far as each problem may; the iterate becomes z."""
-        constraint, left = at.problem.constraint, at.left
+        constraint, steps_left = at.problem.constraint, at.steps_left
         short = at.spend(steps, rows)
         x = last = self.z
         for step in range(steps):
@@ -362,7 +365,10 @@ class Splitting:
             dual = self.dual + (mixed - z)
             last = self.z
             if short is not None:
-                z, dual = keep(left > step, z, self.z), keep(left > step, dual, self.dual)
+                z, dual = (
+                    keep(steps_left > step, z, self.z),
+                    keep(steps_left > step, dual, self.dual),
+                )
             self.z, self.dual = z, dual
         tensor, gradient = at.problem.objective.value_and_gradient(self.z)
         at.move(rows & (number(tensor) < torch.inf), self.z, number(tensor), gradient)

@@ -60,15 +60,15 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
             system.tangent(-at.gradient),
             tol=0.03 * eps**0.5 if model else 0.0,
             max_steps=progress.most(),
-            cap=select(rows, at.left - 1, 0.0),
+            cap=select(rows, at.steps_left - 1, 0.0),
             stop=None if system.face.bends else progress.watched(off_face),
             ask=ask,
             floor=_floor(progress, system.face),
         )
-        progress.slow = seen(found.unfinished & (at.left > 1))
-    at.left = at.left - found.steps
+        progress.slow = seen(found.unfinished & (at.steps_left > 1))
+    at.steps_left = at.steps_left - found.steps
     # where no step was needed, ∇f on the face is rounding already
-    progress.exact = progress.exact | (rows & (found.steps <= 0) & (at.left > 1))
+    progress.exact = progress.exact | (rows & (found.steps <= 0) & (at.steps_left > 1))
     rows = rows & (found.steps > 0)
     if not any_row(rows):
         return
@@ -77,12 +77,12 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
     x = constraint.project(origin + step, near=origin)
     tensor, gradient = objective.value_and_gradient(x)
     value = number(tensor)
-    at.left = select(rows, at.left - 1, at.left)
+    at.steps_left = select(rows, at.steps_left - 1, at.steps_left)
     lower = value < at.value
     # both points are in the set to rounding, and f lower by ⟨∇f, x⟩ times that outside of it
     rounding = 4 * eps * absolute(at.value) + progress.gap_blur(x, gradient)
-    level = absolute(value - at.value) <= rounding
-    taken = rows & select_mask(level, progress.no_worse(rows & level, x, gradient), lower)
+    unchanged = absolute(value - at.value) <= rounding
+    taken = rows & select_mask(unchanged, progress.no_worse(rows & unchanged, x, gradient), lower)
     length = inner(found.u, found.u)
     if system.face.bends or not objective.quadratic:
         # after a Newton step the relative error of x is of the order of its length squared
@@ -98,7 +98,7 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
         off = axpy(x - origin, -1.0, found.u)
         small = length <= (SHARP * eps) ** 2 * inner(x, x)
         sharp = (inner(off, off) <= eps * length) | small
-    idle = _idle(progress, select_mask(taken, False, rows & level), found.u)
+    idle = _idle(progress, select_mask(taken, False, rows & unchanged), found.u)
     progress.exact = select_mask(rows, select_mask(taken, sharp, idle), progress.exact)
     progress.refused = select_mask(rows, (taken | idle) == 0, progress.refused)
     if progress.modelled:

@@ -93,11 +93,11 @@ class Progress:
             outside = _infinite(value, gradient)
         zero = fill(0.0, value)
         none = zero > 0
-        left = zero + float(settings.max_steps)
+        steps_left = zero + float(settings.max_steps)
         if settings.spent is not None:
-            left = left - number(settings.spent.to(x.dtype))
+            steps_left = steps_left - number(settings.spent.to(x.dtype))
         endless, resolution = zero + torch.inf, settings.resolution
-        self.at = Iterate(problem, x, value, gradient, zero, endless, none, left, resolution)
+        self.at = Iterate(problem, x, value, gradient, zero, endless, none, steps_left, resolution)
         self.origin = x, gradient
         self.best = x
         self.best_gap: Scalar = zero + torch.inf
@@ -172,7 +172,7 @@ class Progress:
         return off_face
 
     def no_worse(self, rows: Mask, x: Tensor, gradient: Tensor) -> Mask:
-        """Whether to take x where f is level to rounding.
+        """Whether to go to x where f changes by rounding alone.
 
         Yes if the gap shows no more than rounding, as the model knows better then; or if f falls
         by the mean of both slopes, which for a quadratic f is by how much it does. Unlike f and the
@@ -187,12 +187,12 @@ class Progress:
 
     def going(self) -> Mask:
         """The problems that go on."""
-        return (self.status == float(Status.MAX_STEPS)) & (self.at.left > 0)
+        return (self.status == float(Status.MAX_STEPS)) & (self.at.steps_left > 0)
 
     def late(self) -> Mask:
         """Where so many steps were taken that those to come have to be better ones."""
         at, most = self.at, self.settings.max_steps
-        return most - at.left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
+        return most - at.steps_left >= min(250 + at.x.shape[-1] / 4, 0.4 * most)
 
     def gap_blur(self, x: Tensor, gradient: Tensor) -> Scalar:
         """Rounding of the two terms of the gap, for a gradient without any."""

@@ -11,7 +11,7 @@ from dfwlayer.arguments import as_integer
 from dfwlayer.methods.base import Outcome, Problem, Settings
 from dfwlayer.methods.progress import Progress, RecordedProgress
 from dfwlayer.methods.rounds import run
-from dfwlayer.ops.rows import on_host, recording
+from dfwlayer.ops.rows import by_recording, on_host
 from dfwlayer.solution import Status
 
 __all__ = ["ProjectedNewton"]
@@ -72,7 +72,7 @@ class ProjectedNewton:
             if found is not None:
                 return _reported(found, problem, x, settings)
         with torch.no_grad():
-            progress = RecordedProgress if recording(x) else Progress
+            progress = by_recording(x, RecordedProgress, Progress)
             return run(progress(self, problem, x, settings))
 
 

@@ -152,8 +152,8 @@ def _told(model: Model, shape: Shape, face: _Face, x: Tensor, y: Tensor) -> _Fac
     crossed = free & kinked & (x * face.sign < 0) & ~low & ~high
     # without the budget there is no kink to be held at
     zero = kinked & torch.where(face.zero, pull.abs() <= charge + rounding, crossed)
-    left = face.zero & ~zero
-    sign = torch.where(left, -pull.sign(), torch.where(free, x.sign(), face.sign))
+    released = face.zero & ~zero
+    sign = torch.where(released, -pull.sign(), torch.where(free, x.sign(), face.sign))
     newly = used & ~face.used
     sign = torch.where(_any(weights, newly), x.sign(), sign)
     return _Face(low & shape.held[:, 0], high & shape.held[:, 1], zero, used, sign)

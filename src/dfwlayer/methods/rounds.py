@@ -60,7 +60,7 @@ def _go_on(progress: Progress) -> Outcome:
     flagged = as_rows(at.bent_down, torch.bool)
     bent_down = confirmed(progress.problem, at.x, flagged, resolution)
     status = torch.where(bent_down, int(Status.NOT_CONVEX), as_rows(progress.status, torch.long))
-    steps = progress.settings.max_steps - maximum(progress.at.left, 0.0)
+    steps = progress.settings.max_steps - maximum(progress.at.steps_left, 0.0)
     out = Outcome(progress.best, as_rows(steps, torch.long), status, refinable=True)
     if few is None:
         return out
@@ -80,7 +80,7 @@ def _report(progress: Progress) -> None:
         return
     x = progress.problem.constraint.retract(at.x)
     value = as_rows(at.value, x.dtype)
-    steps = as_rows(settings.max_steps - maximum(at.left, 0.0), torch.long)
+    steps = as_rows(settings.max_steps - maximum(at.steps_left, 0.0), torch.long)
     if settings.stopped(progress.problem, x, value, at.gradient, steps):
         progress.status = select(progress.going(), float(Status.STOPPED), progress.status)
 

@@ -45,7 +45,7 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
         return False
     quadratic = at.problem.objective.quadratic
     for _ in range(1 if quadratic else MODELS):
-        going = _mask(rows & (at.left > 1), at)
+        going = _mask(rows & (at.steps_left > 1), at)
         if not bool(going.any()):
             break
         model = at.problem.objective.model(at.x)
@@ -55,7 +55,7 @@ def minimise_models(at: Iterate, rows: Mask) -> bool:
             points = _minimisers(at, model, region, going)
         else:
             assert equation is not None
-            at.left = select(rows, maximum(at.left - 2, 0.0), at.left)
+            at.steps_left = select(rows, maximum(at.steps_left - 2, 0.0), at.steps_left)
             full = model.dense()
             x = equation(full.matrix, full.slope).to(at.x.dtype).reshape(at.x.shape)
             points = [constraint.project(x, near=at.x)]
@@ -71,7 +71,7 @@ def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> lis
     index = going.nonzero().squeeze(-1)
     x = _rows(at.x)
     model, region = model.rows(index), region.rows(index)
-    limit = as_rows(at.left, torch.long).reshape(-1).to(x.device).expand(len(x))[index] - 1
+    limit = as_rows(at.steps_left, torch.long).reshape(-1).to(x.device).expand(len(x))[index] - 1
     if not at.problem.objective.quadratic:
         limit = torch.full_like(limit, ITERATIONS)
     pair, steps = interior_point(model, region, x[index], limit)
@@ -79,7 +79,7 @@ def _minimisers(at: Iterate, model: Model, region: Region, going: Tensor) -> lis
     exact = torch.where(settled.unsqueeze(-1), exact, pair.x)
     spent = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     spent[index] = (steps + 1).to(x.dtype) if at.problem.objective.quadratic else 1.0
-    at.left = maximum(at.left - number(spent.reshape(at.x.shape[:-1])), 0.0)
+    at.steps_left = maximum(at.steps_left - number(spent.reshape(at.x.shape[:-1])), 0.0)
     wide = [x.double().index_copy(0, index, part) for part in (pair.x, exact)]
     project = at.problem.constraint.project
     return [project(part.to(x.dtype).reshape(at.x.shape), near=at.x) for part in wide]
@@ -102,9 +102,9 @@ def _descend(at: Iterate, rows: Mask, target: Tensor) -> Mask:
     before = at.gap(at.x, at.gradient)
     d = target - at.x
     slope = inner(at.gradient, d)
-    level = 4 * eps * absolute(at.value)
+    rounding_of_f = 4 * eps * absolute(at.value)
     moved, x, value, gradient = least_along(at, rows & (slope < 0), d, slope)
-    fell = at.value - value > level
+    fell = at.value - value > rounding_of_f
     at.move(moved, x, value, gradient)
     after = at.gap(at.x, at.gradient)
     apart = after > max(CLOSE, 16 * eps) * absolute(at.value)

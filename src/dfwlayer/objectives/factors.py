@@ -11,12 +11,14 @@ from torch import Tensor
 
 from dfwlayer.linalg import sparse_factor
 from dfwlayer.linalg.sparse import SparseMatrix
-from dfwlayer.ops.matrices import cholesky_factor, substitute
+from dfwlayer.ops.matrices import by_scipy, cholesky_factor, substitute
 
-__all__ = ["LARGEST_FACTOR", "Factor", "reduced_sparse"]
+__all__ = ["LARGEST_FACTOR", "Factor", "on_faces", "reduced_sparse"]
 
 # bytes of a factor, up to which P is factorised where products with it converge too slowly; that
 # is n = 16384 in float32, where it takes as long as some thousand products
+_Inverse = Callable[[Tensor], Tensor]
+
 LARGEST_FACTOR = 2**30
 
 
@@ -50,33 +52,50 @@ def reduced_sparse(
     P: SparseMatrix,
     free: Tensor,  # (..., n)
     bend: Tensor | None,  # (..., n)
-) -> Callable[[Tensor], Tensor] | None:
+) -> _Inverse | None:
     """v ↦ (P + diag(bend))⁻¹ v on the free coordinates, 0 on the others, for a sparse P.
 
     By sparse factors where SciPy is, otherwise by dense ones of faces that are small; None where
     that is too large, or the matrix not definite.
     """
+    thin = by_scipy(free)
+    if not thin and 8 * int(free.sum(-1).square().sum()) > LARGEST_FACTOR:
+        return None
+
+    def inverse(_: Tensor, index: Tensor, own: Tensor | None) -> _Inverse | None:
+        own = None if own is None else own.double()
+        found = _sparse_inverse(P, index, own) if thin else _dense_inverse(P, index, own)
+        return None if found is None else lambda v: found(v.double()).to(v.dtype)
+
+    return on_faces(free, bend, inverse)
+
+
+def on_faces(
+    free: Tensor,  # (..., n)
+    bend: Tensor | None,  # (..., n)
+    inverse: Callable[[Tensor, Tensor, Tensor | None], _Inverse | None],
+) -> _Inverse | None:
+    """v ↦ 0 beside the free coordinates, and on them what ``inverse`` makes of v, row by row.
+
+    ``inverse`` is asked for each problem once, with its mask (n,), the positions of its k free
+    coordinates and its bend there, (k,). None where it answers None for one of them.
+    """
     n = free.shape[-1]
     masks = free.reshape(-1, n)
     bends = None if bend is None else bend.expand_as(free).reshape(-1, n)
-    thin = masks.device.type == "cpu" and sparse_factor.available()
-    size = 8 * int(masks.sum(-1).square().sum())
-    if not thin and size > LARGEST_FACTOR:
-        return None
-    parts: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = []
+    parts: list[tuple[Tensor, _Inverse]] = []
     for row, mask in enumerate(masks):
         index = mask.nonzero().squeeze(-1)
-        own = None if bends is None else bends[row, index].double()
-        inverse = _sparse_inverse(P, index, own) if thin else _dense_inverse(P, index, own)
-        if inverse is None:
+        found = inverse(mask, index, None if bends is None else bends[row, index])
+        if found is None:
             return None
-        parts.append((index, inverse))
+        parts.append((index, found))
 
     def solve(v: Tensor) -> Tensor:
         out = torch.zeros_like(v).reshape(-1, n)
-        for each, given, (index, inverse) in zip(out, v.reshape(-1, n), parts, strict=True):
+        for each, given, (index, own) in zip(out, v.reshape(-1, n), parts, strict=True):
             if len(index):
-                each[index] = inverse(given[index].double()).to(v.dtype)
+                each[index] = own(given[index])
         return out.reshape(v.shape)
 
     return solve

@@ -181,6 +181,8 @@ class Quadratic(ProductQuadratic):
             P = torch.where(bad[:, None, None], 0, P)
         if self._is_sparse:
             P = self._sparse.entries.abs().amax().reshape(1, 1)
+        else:  # sums of many entries of one sign round by more than the sums of differences
+            skew = ((P - P.mT) @ _probe(n, P.dtype, P.device)).abs().amax(-1)
         entries = torch.linalg.vector_norm(P, torch.inf, dim=(-2, -1))
         rounding = _ROUNDING * torch.finfo(P.dtype).eps * n**0.5 * entries
         if not bool((skew > rounding).any()):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import flag_nonfinite
 from dfwlayer.objectives.base import Curvature
+from dfwlayer.objectives.factors import on_faces
 from dfwlayer.objectives.model import LARGEST, Model
 from dfwlayer.objectives.products import ProductQuadratic
 from dfwlayer.objectives.spectrum import lanczos_spectrum
@@ -123,32 +124,24 @@ class RowQuadratic(ProductQuadratic):
 
     def reduced(self, free: Tensor, bend: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """Cholesky of the rows and columns of P that are free, where every process can have it."""
-        n = free.shape[-1]
-        masks = free.reshape(-1, n)
-        if int(masks.sum(-1).square().sum()) > LARGEST:
+        if int(free.sum(-1).square().sum()) > LARGEST:
             return None
-        bends = None if bend is None else bend.expand_as(free).reshape(-1, n)
-        parts: list[tuple[Tensor, Tensor]] = []
-        for row, mask in enumerate(masks):
-            index = mask.nonzero().squeeze(-1)
+
+        def inverse(
+            mask: Tensor, index: Tensor, own: Tensor | None
+        ) -> Callable[[Tensor], Tensor] | None:
             here = self._own(mask).nonzero().squeeze(-1)
-            counts = [int(part.sum()) for part in mask.split(self.group.rows)]
+            counts = [int(part.sum()) for part in torch.split(mask, self.group.rows)]
             block = self.P.detach()[here][:, index]
             matrix = self.group.stacked(block, counts, "free rows")
-            if bends is not None:
-                matrix.diagonal().add_(bends[row, index])
+            if own is not None:
+                matrix.diagonal().add_(own)
             factor = cholesky_factor(matrix)
             if factor is None:
                 return None
-            parts.append((index, factor))
+            return lambda v: substitute(factor, v.unsqueeze(-1)).squeeze(-1)
 
-        def solve(v: Tensor) -> Tensor:
-            out = torch.zeros_like(v).reshape(-1, n)
-            for each, given, (index, factor) in zip(out, v.reshape(-1, n), parts, strict=True):
-                each[index] = substitute(factor, given[index].unsqueeze(-1)).squeeze(-1)
-            return out.reshape(v.shape)
-
-        return solve
+        return on_faces(free, bend, inverse)
 
     def model(self, x: Tensor) -> Model | None:
         """f itself, in double precision, where every process can have all of P."""

@@ -16,6 +16,7 @@ from dfwlayer.linalg.sparse import stored_entries
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
 from dfwlayer.ops.rows import in_one_batch
+from dfwlayer.ops.values import on_tensor, shape_of
 
 __all__ = ["Smooth"]
 
@@ -89,8 +90,8 @@ class Smooth(Objective):
     def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """That of fn's value, and of L."""
         leads = {"fn": self.lead} if self.lead else {}
-        if isinstance(self.lipschitz, Tensor) and self.lipschitz.dim():
-            leads["lipschitz"] = tuple(self.lipschitz.shape)
+        if own := shape_of(self.lipschitz):
+            leads["lipschitz"] = own
         return leads
 
     @property
@@ -104,9 +105,7 @@ class Smooth(Objective):
 
     def flattened(self, shape: tuple[int, ...], lead: tuple[int, ...]) -> Smooth:
         """The same function, which is called with the batch and the variable as they were."""
-        constant = self.lipschitz
-        if isinstance(constant, Tensor):
-            constant = in_one_batch(constant, 0, lead)
+        constant = on_tensor(self.lipschitz, lambda each: in_one_batch(each, 0, lead))
         own = (math.prod(lead),) if self.lead else ()
         return _changed(
             self, shape=(math.prod(shape),), lead=own, rows_seen=lead, lipschitz=constant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import Model
 from dfwlayer.ops.rows import Scalar, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
-from dfwlayer.ops.shards import Shards
 
 __all__ = ["Translated"]
 
@@ -24,37 +24,14 @@ class Translated(Objective):
     objective: Objective
     origin: Tensor
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.objective.shape
-
-    @property
-    def batch_sizes(self) -> dict[str, int]:
-        return self.objective.batch_sizes
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.objective.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.objective.device
-
-    @property
-    def quadratic(self) -> bool:
-        return self.objective.quadratic
-
-    @property
-    def least(self) -> float:
-        return self.objective.least
-
-    @property
-    def isotropic(self) -> bool:
-        return self.objective.isotropic
-
-    @property
-    def shards(self) -> Shards | None:
-        return self.objective.shards
+    shape = property(attrgetter("objective.shape"))
+    batch_sizes = property(attrgetter("objective.batch_sizes"))
+    dtype = property(attrgetter("objective.dtype"))
+    device = property(attrgetter("objective.device"))
+    quadratic = property(attrgetter("objective.quadratic"))
+    least = property(attrgetter("objective.least"))
+    isotropic = property(attrgetter("objective.isotropic"))
+    shards = property(attrgetter("objective.shards"))
 
     def float32(self) -> Translated:
         """Half-precision data in float32."""

@@ -57,12 +57,14 @@ def may_record(tensors: Sequence[Tensor]) -> bool:
 def replay(
     name: Hashable, calculate: Calculation, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
-    """``calculate(tensors)`` from its recording, None before there is one.
+    """``calculate(tensors)`` from its recording, None before there is one or where none may be.
 
     The first call with a name and shapes is only counted, the second one records, later ones
     replay. A calculation must depend on nothing but the tensors and what the name tells, and
     never wait for the GPU.
     """
+    if not may_record(tensors):
+        return None
     device = tensors[0].device
     # a recording has one set of inputs, so threads and streams have their own
     stream = torch.cuda.current_stream(device).cuda_stream

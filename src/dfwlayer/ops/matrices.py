@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-__all__ = ["cholesky_factor", "csr", "csr_product", "substitute", "times"]
+__all__ = [
+    "begins",
+    "by_scipy",
+    "cholesky_factor",
+    "csr",
+    "csr_product",
+    "has_scipy",
+    "substitute",
+    "times",
+]
 
 
 def times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
@@ -38,6 +48,27 @@ def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Te
         # torch calls its CSR tensors a beta, which the caller may not even be using
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+
+
+def has_scipy() -> bool:
+    """Whether SciPy is installed, which nothing here depends on."""
+    return find_spec("scipy") is not None
+
+
+def by_scipy(like: Tensor) -> bool:
+    """Whether SciPy can take tensors of that device."""
+    return like.device.type == "cpu" and has_scipy()
+
+
+def begins(ordered: Tensor, count: int) -> Tensor:  # (nnz,) -> (count + 1,)
+    """Where each of 0, 1, ... count − 1 begins among ordered indices, and the end."""
+    if ordered.device.type == "cpu":
+        found = torch.zeros(count + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(ordered, minlength=count), 0, out=found[1:])
+        return found
+    # counting would make the host wait
+    each = torch.arange(count + 1, dtype=ordered.dtype, device=ordered.device)
+    return torch.searchsorted(ordered.contiguous(), each)
 
 
 def csr_product(matrix: Tensor, x: Tensor) -> Tensor:  # (m, n) CSR, (..., n) -> (..., m)

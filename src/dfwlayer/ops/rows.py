@@ -18,6 +18,7 @@ __all__ = [
     "as_rows",
     "axpy",
     "by_count",
+    "by_recording",
     "column",
     "common_shape",
     "descend",
@@ -157,6 +158,11 @@ def by_count(like: Tensor, single: Callable[[], _T], batch: Callable[[], _T]) ->
 def on_host(like: Tensor, find: Callable[[], _T]) -> _T | None:
     """``find()`` where it need not wait for a GPU, None on one."""
     return find() if like.device.type == "cpu" else None
+
+
+def by_recording(like: Tensor, recorded: _T, otherwise: _T) -> _T:
+    """The one while operations on that device are recorded into a CUDA graph, or the other."""
+    return recorded if recording(like) else otherwise
 
 
 def fill(value: float, like: Scalar) -> Scalar:

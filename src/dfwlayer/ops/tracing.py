@@ -9,9 +9,11 @@ from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "as_input",
     "deferred",
     "eager_now",
     "may_be_fake",
@@ -50,6 +52,14 @@ def recording() -> bool:
     if not (_modes() or _included(_EARLY) or _compiler._is_compiling_flag):
         return False  # asked in every constructor
     return _recorders_on() and not getattr(_here, "depth", 0)
+
+
+def as_input(value: float | Tensor, like: Tensor) -> float | Tensor:
+    """A number that may change from call to call, as a tensor () where operations are recorded."""
+    if isinstance(value, Tensor) or not recording():
+        return value
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.full((), value, dtype=wide, device=like.device)
 
 
 def undisturbed() -> bool:

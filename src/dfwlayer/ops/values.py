@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,15 +12,21 @@ from torch import Tensor
 __all__ = [
     "Value",
     "are_numbers",
+    "equal",
     "first_tensor",
     "larger",
     "multiplied",
+    "on_tensor",
+    "shape_of",
     "smaller",
     "tensor_of",
+    "tensors_among",
     "total",
+    "within",
 ]
 
 Value = float | Tensor
+_T = TypeVar("_T")
 
 
 def are_numbers(*values: Any) -> bool:
@@ -30,6 +37,31 @@ def are_numbers(*values: Any) -> bool:
 def first_tensor(*values: Any) -> Tensor | None:
     """The first of them that is one."""
     return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def tensors_among(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of them that are tensors."""
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def equal(value: Any, number: float) -> bool:
+    """Whether a parameter is this number, whatever the data."""
+    return are_numbers(value) and bool(value == number)
+
+
+def within(value: Value, least: float, most: float) -> bool:
+    """Whether a parameter is a number from ``least`` to ``most``, whatever the data."""
+    return are_numbers(value) and bool(least <= value <= most)
+
+
+def on_tensor(value: _T, change: Callable[[Tensor], Tensor]) -> _T | Tensor:
+    """A parameter, which is changed if it is a tensor."""
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """That of a tensor, () of a number or of None."""
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 def tensor_of(value: Value, like: Tensor | None = None) -> Tensor:

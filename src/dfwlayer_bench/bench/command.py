@@ -27,7 +27,7 @@ __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
-ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory")
+ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory", "clock")
 OTHERS = {  # the options that a suite does not have
     "small": ("dtype", *ONLY_LARGE),
     "lasso": ("dtype", *ONLY_LARGE, "sizes"),
@@ -63,6 +63,7 @@ def bench(
     ] = "sum",
     memory: options.Memory = None,
     threads: options.Threads = None,
+    clock: options.Clock = "wall",
 ) -> int:
     """Compare this library with its rivals: time, accuracy, gradients, feasibility, memory.
 
@@ -112,6 +113,7 @@ def bench(
         seed=seed,
         memory=not quick if memory is None else memory,
         threads=threads,
+        clock=clock,
     )
     return conduct(
         out,

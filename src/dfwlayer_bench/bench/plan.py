@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from dfwlayer_bench.options import check_device, check_names, check_sizes, split
 
 __all__ = [
@@ -39,6 +41,7 @@ class Plan:
     time_limit: float
     memory: bool
     threads: int | None
+    clock: str = "wall"  # "cpu": seconds of this process, for a machine that is busy
     answers: bool = False  # keep x and the gradient of every cell
 
     def groups(self) -> list[Group]:
@@ -93,6 +96,7 @@ def plan_of(
     dtype: str,
     device: str,
     functional: str = "sum",
+    clock: str = "wall",
     **rest: Any,
 ) -> Plan:
     """The options of a command as a plan: each is checked by name, the defaults are filled in.
@@ -100,6 +104,7 @@ def plan_of(
     ``known`` are the systems it offers; ``rest`` is taken as it is.
     """
     from dfwlayer_bench.problems.families import FAMILIES
+    from dfwlayer_bench.systems.base import CLOCKS
 
     known, families, chosen = tuple(known), split(family), split(systems)
     numbers = sorted(check_sizes(split(sizes)))
@@ -109,7 +114,10 @@ def plan_of(
     check_names("--systems", chosen, known)
     check_names("--dtype", [dtype], ("float32", "float64"))
     check_names("--functional", [functional], ("sum", "random"))
+    check_names("--clock", [clock], CLOCKS)
     check_device(device)
+    if clock == "cpu" and device != "cpu":
+        raise typer.BadParameter("--clock: cpu cannot see what a CUDA device does; use wall")
     return Plan(
         families=tuple(families) or default.families,
         sizes=tuple(numbers) or default.sizes,
@@ -120,6 +128,7 @@ def plan_of(
         dtype=dtype,
         device=device,
         functional=functional,
+        clock=clock,
         **rest,
     )
 
@@ -131,6 +140,7 @@ def words_of(plan: Plan) -> list[str]:
     words += ["--time-limit", f"{plan.time_limit:g}"]
     words += [] if plan.memory else ["--no-memory"]
     words += [] if plan.threads is None else ["--threads", str(plan.threads)]
+    words += [] if plan.clock == "wall" else ["--clock", plan.clock]
     return words
 
 
@@ -142,6 +152,7 @@ def identity_of(plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
         "seed": plan.seed,
         "functional": plan.functional,
         "threads": plan.threads,
+        "clock": plan.clock,
         **machine_identity(machine),
     }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
-from dfwlayer_bench.report.machine import machine_text
+from dfwlayer_bench.report.machine import clock_text, machine_text
 from dfwlayer_bench.systems import FLOOR, label_of
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> str:
         f"`{about['command']}`",
         "",
         f"{machine_text(about['machine'])}; {about['dtype']} on {about['device']}. "
-        "One forward and one backward pass a call.",
+        "One forward and one backward pass a call." + clock_text(about),
     ]
     for title, group in groups_of(rows):
         lines += ["", f"### {title}", ""]

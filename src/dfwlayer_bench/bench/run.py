@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from dfwlayer_bench.problems.reference import Reference, solve_reference
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.progress import Report
 from dfwlayer_bench.systems import find
-from dfwlayer_bench.systems.base import Ready, timed
+from dfwlayer_bench.systems.base import Ready, quietly, timed
 
 __all__ = ["in_turns", "run_plan", "saved_cells", "told"]
 
@@ -36,8 +35,7 @@ def run_plan(
 ) -> list[Cell]:
     """Finish every cell of the plan, or of these groups, saving each as it grows; returns them."""
     cells: list[Cell] = []
-    with warnings.catch_warnings(), Prober() as prober:
-        warnings.simplefilter("ignore")  # rivals warn about their own settings
+    with quietly(), Prober() as prober:
         for family, n, trial in plan.groups() if groups is None else groups:
             group = [_start(plan, store, family, n, trial, name) for name in plan.systems]
             cells += group
@@ -120,7 +118,7 @@ def _run_group(
     for cell, ready in in_turns(running, lambda item: _done(item[0], plan)):
         where = f"{cell.family} n={cell.n} trial {cell.trial + 1}: {cell.system}"
         report(f"{where}, {len(cell.seconds) + 1} of {plan.repeats}", 0)
-        _one_turn(cell, ready, posed[0])
+        _one_turn(plan, cell, ready, posed[0])
         store.save(cell)
         if _done(cell, plan):
             report(f"{where}, {told(cell.status, cell.detail, cell.seconds)}", 1)
@@ -197,7 +195,7 @@ def _first_call(
         ready = find(cell.system).prepare(problem)
         cell.build_seconds = time.perf_counter() - start
         cell.settings = dict(ready.settings)
-        answer, seconds = timed(ready.call, problem.device)
+        answer, seconds = timed(ready.call, problem.device, plan.clock)
         if seconds > plan.time_limit:
             cell.status, cell.detail = "time limit", f"a call took {seconds:.3g} s"
             return None
@@ -205,7 +203,7 @@ def _first_call(
         for _ in range(WARM_CALLS - 1):
             if spent >= WARM_SECONDS:
                 break
-            spent += timed(ready.call, problem.device)[1]
+            spent += timed(ready.call, problem.device, plan.clock)[1]
     except Exception as error:
         # whatever a rival raises is its result
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
@@ -223,11 +221,11 @@ def _first_call(
     return ready
 
 
-def _one_turn(cell: Cell, ready: Ready, problem: Instance) -> None:
+def _one_turn(plan: Plan, cell: Cell, ready: Ready, problem: Instance) -> None:
     try:
-        seconds = timed(ready.call, problem.device)[1]
+        seconds = timed(ready.call, problem.device, plan.clock)[1]
         if seconds < SHORT:
-            seconds = timed(ready.call, problem.device)[1]
+            seconds = timed(ready.call, problem.device, plan.clock)[1]
     except Exception as error:
         cell.status, cell.detail = "failed", f"{type(error).__name__}: {error}"[:300]
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +13,7 @@ from torch import Tensor
 from dfwlayer_bench.bench.run import in_turns, told
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.report.progress import Report
-from dfwlayer_bench.systems.base import Packaged, Passes, timed
+from dfwlayer_bench.systems.base import Packaged, Passes, quietly, timed
 
 __all__ = [
     "NamedCell",
@@ -173,8 +172,7 @@ def run_groups(
         times = cell.forward_seconds
         return len(times) >= repeats or (bool(times) and times[0] > LONG)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rivals warn about their own settings
+    with quietly():
         for group in groups:
             unfinished = [cell for cell in group if not done(cell)]
             report(group[0].where, len(group) - len(unfinished))

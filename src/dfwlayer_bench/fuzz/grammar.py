@@ -23,32 +23,19 @@ __all__ = ["BadCall", "draw_call", "judge_call", "odd"]
 SECONDS = 30  # for a call on four numbers
 
 # functions of the library, with arguments that are right for a variable of four entries
+CENTRE = {"centre": "torch.zeros(4)"}
 SETS: dict[str, dict[str, str]] = {
-    "dfw.LpBall": {
-        "p": "2.0",
-        "radius": "1.0",
-        "weight": "torch.ones(4)",
-        "centre": "torch.zeros(4)",
-    },
+    "dfw.LpBall": {"p": "2.0", "radius": "1.0", "weight": "torch.ones(4)"} | CENTRE,
     "dfw.Box": {"lower": "-torch.ones(4)", "upper": "1.0"},
     "dfw.Simplex": {"radius": "1.0"},
     "dfw.CappedSimplex": {"radius": "1.0", "cap": "torch.ones(4)"},
     "dfw.L1Box": {"radius": "1.0", "weight": "torch.ones(4)", "lower": "-1.0", "upper": "1.0"},
     "dfw.KSparse": {"k": "2.0", "radius": "1.0"},
     "dfw.PlaneCut": {"constraint": "dfw.Box(-1.0, 1.0)", "normal": "torch.ones(4)", "level": "0.5"},
-    "dfw.GroupBall": {
-        "groups": "[[0, 1], [2, 3]]",
-        "radius": "1.0",
-        "weight": "torch.ones(2)",
-        "centre": "torch.zeros(4)",
-    },
+    "dfw.GroupBall": {"groups": "[[0, 1], [2, 3]]", "radius": "1.0", "weight": "torch.ones(2)"}
+    | CENTRE,
     "dfw.Ellipsoid": {"A": "torch.eye(4)", "centre": "torch.zeros(4)", "radius": "1.0"},
-    "dfw.SchattenBall": {
-        "p": "1.5",
-        "radius": "1.0",
-        "shape": "(2, 2)",
-        "centre": "torch.zeros(4)",
-    },
+    "dfw.SchattenBall": {"p": "1.5", "radius": "1.0", "shape": "(2, 2)"} | CENTRE,
     "dfw.NuclearBall": {"radius": "1.0", "shape": "(2, 2)"},
     "dfw.SpectralBall": {"radius": "1.0", "shape": "(2, 2)"},
     "dfw.Birkhoff": {"n": "2", "rounds": "20"},

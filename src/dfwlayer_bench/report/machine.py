@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "clock_text",
     "cores",
     "describe",
     "machine_text",
@@ -81,6 +82,12 @@ def machine_text(machine: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, torch {machine['versions']['torch']} with "
         f"{machine['torch_threads']} threads" + (f", {machine['gpu']}" if machine["gpu"] else "")
     )
+
+
+def clock_text(about: dict[str, Any]) -> str:
+    """A sentence on the clock of a run, where it is not the one on the wall."""
+    told = " Times are seconds that the process itself was at work (--clock cpu)."
+    return told if about.get("clock") == "cpu" else ""
 
 
 def cores() -> int:

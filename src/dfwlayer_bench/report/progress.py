@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ __all__ = ["STEPS", "Lines", "Report", "announce", "bar", "lasting", "progress"]
 Report = Callable[[str, int], None]  # what goes on, and how many cells were finished by it
 Item = TypeVar("Item")
 STEPS = 10.0  # seconds between two lines about steps, of which there are thousands
+SILENCE = 30.0  # seconds after which a line says what is at work, though nothing has changed
+TICK = 2.0  # seconds between two looks at that
 AT_ONCE = 0.05  # seconds; cells finished faster than that after the start were there before
 
 
@@ -68,7 +71,7 @@ class Lines:
     A line says what was finished, how many of how many that is, the time so far, how many are left
     and about how long they take. At least ``every`` seconds lie between two lines; the last one of
     all is always written, and with 0 every one is. Where nothing is finished for long, a line says
-    what is at work now.
+    what is at work now; a thread says it where a single call takes long.
     """
 
     def __init__(self, console: Console, formats: Iterable[str], every: float) -> None:
@@ -76,12 +79,18 @@ class Lines:
         self._formats = tuple(formats)
         self._tasks: list[_Task] = []
         self._last = 0.0  # when anything went on
+        self._current: _Task | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Lines:
+        self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        self._ended.set()
+        self._watcher.join()
 
     def add_task(
         self, description: str, total: float, completed: float = 0, **fields: Any
@@ -100,7 +109,18 @@ class Lines:
         **fields: Any,
     ) -> None:
         """Go on, and say so if a line is due."""
-        task = self._tasks[number]
+        with self._lock:
+            self._current = self._tasks[number]
+            self._update(self._current, advance, completed, description, fields)
+
+    def _update(
+        self,
+        task: _Task,
+        advance: float,
+        completed: float | None,
+        description: str | None,
+        fields: dict[str, Any],
+    ) -> None:
         task.fields |= fields
         task.description = task.description if description is None else description
         before = task.completed
@@ -127,6 +147,15 @@ class Lines:
         for item in known:
             yield item
             self.update(number, advance=1)
+
+    def _watch(self) -> None:
+        """Say now and then what is at work, as long as nothing else is said."""
+        while not self._ended.wait(TICK):
+            with self._lock:
+                task, now = self._current, time.monotonic()
+                if task is not None and now - task.told >= max(self._every, SILENCE):
+                    task.told = now
+                    self._say(task, "now ")
 
     def _say(self, task: _Task, prefix: str = "") -> None:
         texts = [text.format(task=task) for text in self._formats]

@@ -123,6 +123,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
         ] = None,
         dtype: options.Dtype = "float32",
         threads: options.Threads = None,
+        clock: options.Clock = "wall",
         memory: options.Memory = None,
         fresh: options.Fresh = False,
         ray: options.Ray = None,
@@ -145,6 +146,7 @@ def _command(part: str, description: str) -> Callable[..., int]:
             seed=seed,
             memory=not quick if memory is None else memory,
             threads=threads,
+            clock=clock,
             answers=True,
         )
         if quick:

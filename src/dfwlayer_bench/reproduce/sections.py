@@ -10,7 +10,7 @@ from dfwlayer_bench.bench.store import Cell
 from dfwlayer_bench.problems.families import FAMILIES
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.document import Picture, Section, Table
-from dfwlayer_bench.report.machine import machine_text
+from dfwlayer_bench.report.machine import clock_text, machine_text
 from dfwlayer_bench.reproduce.paper import ACCURACY, MACHINE, ROLES, TIMES
 from dfwlayer_bench.reproduce.rows import SystemRow, cosine_text, error_text
 from dfwlayer_bench.systems import label_of
@@ -220,7 +220,8 @@ def settings_section(cells: Sequence[Cell], about: dict[str, Any]) -> Section:
             f"Versions: {known}." + (f" Not installed: {absent}." if absent else ""),
             "Not timed is what is done once per problem structure: canonicalising (cvxpylayers), "
             "compiling (jaxopt), tuning penalties and tolerances. A time is the median of the "
-            "calls on one problem; means and standard deviations are over the problems.",
+            "calls on one problem; means and standard deviations are over the problems."
+            + clock_text(about),
         ],
         [table] if lines else [],
     )

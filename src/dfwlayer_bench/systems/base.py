@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import io
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +20,7 @@ from dfwlayer_bench.problems.families import Instance
 from dfwlayer_bench.report.machine import version
 
 __all__ = [
+    "CLOCKS",
     "Answer",
     "Packaged",
     "Passes",
@@ -27,6 +31,7 @@ __all__ = [
     "absent",
     "load",
     "module_of",
+    "quietly",
     "run",
     "timed",
 ]
@@ -35,6 +40,9 @@ __all__ = [
 ALONE = frozenset({"ISLP", "libdqp"})
 # distributions whose module has another name
 MODULES = {"libdqp": "dqp", "pinet-hcnn": "pinet", "scikit-learn": "sklearn"}
+
+# seconds that pass, or that this process is at work: the latter hardly depends on what else runs
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Setting = str | int | float | bool
 Found = TypeVar("Found")
@@ -170,21 +178,32 @@ def run(system: System, problem: Instance, *, repeats: int = 1) -> Result:
     return Result(system.name, answer, tuple(seconds), ready.settings)
 
 
-def timed(call: Callable[[], Found], device: torch.device) -> tuple[Found, float]:
-    """What a call gave and the wall-clock seconds it took, without garbage collection."""
+def timed(
+    call: Callable[[], Found], device: torch.device, clock: str = "wall"
+) -> tuple[Found, float]:
+    """What a call gave and the seconds it took, without garbage collection."""
+    now = CLOCKS[clock]
     collecting = gc.isenabled()
     gc.disable()
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        start = time.perf_counter()
+        start = now()
         found = call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return found, time.perf_counter() - start
+        return found, now() - start
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Rivals warn about their own settings and print; neither belongs among the tables."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def load(module: str) -> Any:

@@ -57,8 +57,8 @@ def prepare_qpax(problem: Instance) -> Ready:
 
 
 def prepare_dqp(problem: Instance) -> Ready:
-    """dQP over PIQP, dense; see `rows.layers`."""
-    return _ready(problem, layers.prepare_dqp)
+    """dQP over PIQP; sparse, as most entries of the program over (x, y) are zero."""
+    return _ready(problem, lambda rows: layers.prepare_dqp(rows, sparse=True))
 
 
 def prepare_moreau(problem: Instance) -> Ready:

@@ -154,3 +154,76 @@ def test_a_wish_is_a_word() -> None:
     q = torch.ones(2, 4)
     with pytest.raises(ValueError, match="on_infeasible"):
         dfw.solve(dfw.Quadratic(None, q), dfw.NonNegative(), on_infeasible=q.numpy())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_rows_without_entries_say_nothing_about_units(unit: float, compiled: bool) -> None:
+    """0·x ≤ h holds whatever h ≥ 0 is, also beside numbers 1e20 times as large or small."""
+    torch.manual_seed(23)
+    count, n = 24, 3
+    F = torch.randint(-2, 3, (count, 2, n)).double()  # f does not bend in all directions
+    q = torch.randn(count, n).double()
+    G = torch.cat((torch.eye(n), -torch.eye(n), torch.zeros(1, n))).double()
+    limits = torch.cat((torch.ones(2 * n), torch.tensor([1.0]))).double()
+
+    def solved(blank: float, t: float) -> dfw.Solution:
+        h = t * limits
+        h[-1] = blank
+        with dfw.engines.compiled.using(compiled):
+            return dfw.solve(
+                dfw.Quadratic(F.mT @ F / t**2, q / t), dfw.Polyhedron(G=G, h=h), shape=(n,)
+            )
+
+    expected = solved(1.0, 1.0).value
+    for blank in (0.0, 1e-20, 1.0, 1e20):
+        sol = solved(blank, unit)
+        assert (sol.status == dfw.Status.CONVERGED).all()
+        torch.testing.assert_close(sol.value, expected, rtol=1e-10, atol=1e-12)
+    for blank in (-1.0, -1e20):
+        assert (solved(blank * unit, unit).status == dfw.Status.INFEASIBLE).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_entries_that_are_zero_at_the_solution_are_zero(unit: float, compiled: bool) -> None:
+    """f bends in one coordinate only, and a row of several holds the others far from zero."""
+    torch.manual_seed(29)
+    slopes = torch.randint(1, 4, (16, 1)).double()
+    G = torch.tensor([[-4.0, 0.0, 0.0], [0.0, -0.25, 0.0], [-0.25, 0.0, -0.25]]).double()
+    A = torch.tensor([[2.0, 1.0, 1.0]]).double()
+    levels = unit * torch.rand(16, 1).double()
+    rows = torch.cat((slopes, torch.zeros(16, 2)), -1).unsqueeze(-2) * 2.0**-20 / unit
+    polyhedron = dfw.Polyhedron(G=G, h=torch.zeros(3).double(), A=A, b=levels)
+    with dfw.engines.compiled.using(compiled):
+        sol = dfw.solve(dfw.LeastSquares(rows, torch.zeros(16, 1).double()), polyhedron)
+    assert (sol.x[:, 0] == 0).all()
+    assert (sol.value == 0).all()
+    assert set(sol.status.tolist()) <= {dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e8, 1e20, 1e40])
+def test_a_soft_vertex_of_far_costs_is_in_the_set(size: float) -> None:
+    """With a gradient too: the cost's rounding is larger than the whole set."""
+    torch.manual_seed(31)
+    sums = 2.0**-50 * torch.tensor([1.0, 2.0, 1.0]).double()
+    cube = 2.0**-50 * torch.ones(9).double()
+    rows = torch.randn(2, 9).double()
+    sets = (
+        dfw.Transport(sums, sums),
+        dfw.Polyhedron(G=rows, h=cube[:2], lower=-cube, upper=cube),
+        dfw.Polyhedron(A=rows, b=0.1 * cube[:2], lower=-cube, upper=cube),
+    )
+    cost = size * torch.randn(6, 9).double()
+    for constraint in sets:
+        bound = constraint.bind((9,), torch.float64, torch.device("cpu"))
+        with torch.no_grad():
+            plain = bound.soft_vertex(cost, 1.0)
+        learned = bound.soft_vertex(cost.clone().requires_grad_(), 1.0)
+        torch.testing.assert_close(learned.detach(), plain, rtol=0, atol=0)
+        allowed = 32 * torch.finfo(torch.float64).eps * plain.abs().sum(-1).amax()
+        assert bound.violation(plain).amax() <= allowed
+        sol = dfw.solve(dfw.Quadratic(None, cost), constraint, method="dfw", max_steps=4)
+        assert bound.violation(sol.x).amax() <= allowed
+        best = dfw.solve(dfw.Quadratic(None, cost), constraint).value
+        assert ((sol.value - best) <= 1e-6 * best.abs() + sol.gap).all()

@@ -7,7 +7,7 @@ from torch.testing import assert_close as close
 
 import dfwlayer as dfw
 from dfwlayer.constraints.polyhedra import polyhedron
-from dfwlayer.linalg import sparse_factor
+from dfwlayer.objectives import factors
 from dfwlayer.objectives.factors import reduced_sparse
 
 F64 = torch.float64
@@ -144,7 +144,7 @@ def test_negative_curvature_is_seen():
 
 @pytest.mark.parametrize("with_scipy", [True, False])
 def test_factors_on_the_free_coordinates(with_scipy, monkeypatch):
-    monkeypatch.setattr(sparse_factor, "available", lambda: with_scipy)
+    monkeypatch.setattr(factors, "by_scipy", lambda _: with_scipy)
     P, generator = banded(20), torch.Generator().manual_seed(0)
     free = torch.rand(3, 20, generator=generator) < 0.6
     bend, v = torch.rand(2, 3, 20, generator=generator, dtype=F64)

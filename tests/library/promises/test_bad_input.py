@@ -324,6 +324,19 @@ def test_convex_problems_are_not_called_otherwise(method, unit):
 # switches and precision
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.0 + 2.0**-22], ids=["exact", "rounded"])
+def test_a_kernel_with_large_sums_is_symmetric(scale):
+    """Products with entries of one sign round by more than differences of entries that agree."""
+    random = torch.Generator().manual_seed(5)
+    points = torch.randn(800, 5, generator=random)
+    P = torch.exp(-torch.cdist(points, points).square() / 10) + 1e-3 * torch.eye(800)
+    P = 0.5 * (P + P.mT)
+    P[0, 1:] *= scale
+    bound, bad = dfw.Quadratic(P, torch.ones(800)).verified()
+    assert bad is None
+    close(bound.P, P, rtol=1e-6, atol=0)
+
+
 def test_small_asymmetry_is_averaged_away():
     case = make_case("quadratic", "p=1", rows=None)
     skew = 1e-9 * torch.randn(6, 6, dtype=F64)

@@ -23,7 +23,7 @@ from dfwlayer.constraints.region import Block, Flat, Power, Region, Round
 from dfwlayer.ops import fused
 from dfwlayer.ops.rows import Scalar, dot, or_one, scaled_norm
 from dfwlayer.ops.scale import Scale, scale_of_terms
-from dfwlayer.ops.values import Value, multiplied, tensor_of, total
+from dfwlayer.ops.values import Value, equal, multiplied, on_tensor, tensor_of, total
 
 __all__ = ["LpBall"]
 
@@ -238,10 +238,10 @@ class LpBall(Ball):
             return (Flat(n, -math.inf, math.inf, weight, radius),)
         if self.p == torch.inf:
             reach = multiplied(radius, abs(weight), -1)  # type: ignore[arg-type]
-            if isinstance(reach, Tensor):  # a point has a derivative on one side only
-                reach = torch.where(reach.detach() > 0, reach, torch.nan)
-            elif reach == 0:
+            if equal(reach, 0):
                 return None
+            # a point has a derivative on one side only
+            reach = on_tensor(reach, lambda r: torch.where(r.detach() > 0, r, torch.nan))
             return (Flat(n, -reach, reach),)
         return (Power(n, self.p, weight, radius),)
 

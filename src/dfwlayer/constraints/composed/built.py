@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -19,15 +20,8 @@ class Built(Constraint):
 
     constraint: Constraint
 
-    @property
-    def preferred_method(self) -> str:
-        """That of S."""
-        return self.constraint.preferred_method
-
-    @property
-    def variable_dims(self) -> int:
-        """Those of S."""
-        return self.constraint.variable_dims
+    preferred_method = property(attrgetter("constraint.preferred_method"))
+    variable_dims = property(attrgetter("constraint.variable_dims"))
 
     def leads(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Of S and of the set's own parameters."""

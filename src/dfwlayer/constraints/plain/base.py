@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.values import Value
+from dfwlayer.ops.values import Value, tensor_of
 
 __all__ = ["Plain", "PlainFormula", "less", "shrunk", "wide", "wide_column"]
 
@@ -61,10 +61,8 @@ class PlainFormula(Plain):
 
 def wide(value: Value, like: Tensor) -> Tensor:
     """Entries (n,) or (..., n), or a number as that dtype holds it, in double precision."""
-    if isinstance(value, Tensor):
-        return value.detach().double()
     # a tensor, as numbers in an ONNX file are those of float32 whatever they go with
-    return torch.tensor(value, dtype=like.dtype, device=like.device).double()
+    return tensor_of(value, like).detach().double()
 
 
 def wide_column(value: Value, like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,15 +21,8 @@ class PlainShifted(Plain):
     inner: Plain
     centre: Value
 
-    @property
-    def exact(self) -> bool:
-        """Where S is."""
-        return self.inner.exact
-
-    @property
-    def short(self) -> bool:
-        """Where S is."""
-        return self.inner.short
+    exact = property(attrgetter("inner.exact"))
+    short = property(attrgetter("inner.short"))
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """c + the projection of z − c onto S."""

@@ -13,7 +13,7 @@ from dfwlayer.constraints.plain.base import Plain, less, shrunk, wide
 from dfwlayer.constraints.plain.thresholds import LARGEST, above_zero, between
 from dfwlayer.constraints.region import Flat
 from dfwlayer.ops.rows import quotient
-from dfwlayer.ops.values import Value, are_numbers
+from dfwlayer.ops.values import Value, are_numbers, equal, within
 
 __all__ = ["PlainFlat"]
 
@@ -55,9 +55,9 @@ class PlainFlat(Plain):
             return self._clipped(z)
         ((slope, total),) = self.equations
         b = wide(total, z)
-        if _is(self.lower, 0.0) and _is(self.upper, math.inf) and _is(slope, 1.0):
+        if equal(self.lower, 0.0) and equal(self.upper, math.inf) and equal(slope, 1.0):
             return above_zero(z, None, b)
-        even = _is(slope, 1.0)
+        even = equal(slope, 1.0)
         a, (lower, upper) = wide(slope, z), self._bounds(z)
         # On the way from the point of the box next to z all terms of ⟨a, x⟩ move in one direction,
         # so that no coordinate goes further than it would alone. That is for bounds so far away
@@ -72,7 +72,7 @@ class PlainFlat(Plain):
 
     def inside(self, x: Tensor) -> Tensor:
         """Within the bounds, scaled into the budget, with what an equation lacks on one entry."""
-        if not (_is(self.lower, -math.inf) and _is(self.upper, math.inf)):
+        if not (equal(self.lower, -math.inf) and equal(self.upper, math.inf)):
             lower, upper = (end.to(x.dtype) for end in self._bounds(x))
             x = torch.minimum(torch.maximum(x, lower), upper)
         if self.weight is not None:
@@ -91,13 +91,13 @@ class PlainFlat(Plain):
     @property
     def _origin(self) -> PlainFlat | None:
         """The bounds where the point next to zero may not be zero, None where it is."""
-        if are_numbers(self.lower, self.upper) and self.lower <= 0 <= self.upper:
+        if within(self.lower, -math.inf, 0) and within(self.upper, 0, math.inf):
             return None
         return replace(self, weight=None, equations=())
 
     def _heavy(self, w: Tensor, t: Tensor) -> Tensor | None:
         """Where t/w is within the range, as elsewhere there is no limit; None for everywhere."""
-        if _is(self.weight, 1.0):
+        if equal(self.weight, 1.0):
             return None
         return w > t / torch.finfo(torch.float32).max
 
@@ -105,7 +105,7 @@ class PlainFlat(Plain):
         """sign(z)(|z| − θw)₊ within the bounds; seen from the point of the box next to zero."""
         w, t = wide(weight, z).abs(), wide(self.radius, z)
         heavy = self._heavy(w, t)
-        if _is(self.lower, -math.inf) and _is(self.upper, math.inf):
+        if equal(self.lower, -math.inf) and equal(self.upper, math.inf):
             if heavy is None:
                 size = z.abs()
                 return torch.sign(z) * torch.minimum(above_zero(size, None, t), size)
@@ -214,8 +214,3 @@ class PlainFlat(Plain):
         ends = [torch.where(torch.isinf(end), 0.0, end.abs()) for end in self._bounds(z)]
         reach = [end.amax(-1, keepdim=True) if end.dim() else end for end in ends]
         return reduce(torch.add, [*totals, *budget, *reach])
-
-
-def _is(value: Value | None, number: float) -> bool:
-    """Whether a parameter is this number, whatever the data."""
-    return are_numbers(value) and bool(value == number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -40,15 +41,8 @@ class PlainSpectrum(Plain):
     radius: Value
     shape: tuple[int, int]
 
-    @property
-    def exact(self) -> bool:
-        """Where the ball of the singular values is."""
-        return self.ball.exact
-
-    @property
-    def short(self) -> bool:
-        """Where that is."""
-        return self.ball.short
+    exact = property(attrgetter("ball.exact"))
+    short = property(attrgetter("ball.short"))
 
     def nearest(self, z: Tensor, steps: int) -> Tensor:
         """U diag(s) Vᵀ with s the projection of the singular values."""

@@ -12,7 +12,7 @@ from dfwlayer.constraints.parameters import as_column, number
 from dfwlayer.constraints.polyhedra.l1_box import L1BoxSet
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.region import Flat
-from dfwlayer.ops.values import Value, multiplied, total
+from dfwlayer.ops.values import Value, multiplied, on_tensor, total
 
 __all__ = ["KSparse"]
 
@@ -36,8 +36,6 @@ class KSparse(L1BoxSet):
 
     def normal_form(self, n: int) -> Sequence[Flat]:
         """A cube and a budget; none for a k below 1."""
-        k = self.k
-        if isinstance(k, Tensor):
-            k = torch.where(k.detach() >= 1, k, torch.nan)
+        k = on_tensor(self.k, lambda k: torch.where(k.detach() >= 1, k, torch.nan))
         reach = total(self.radius)
         return (Flat(n, -reach, reach, 1.0, multiplied(total(k), reach)),)

@@ -20,7 +20,7 @@ from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to, scaled_into
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
-from dfwlayer.ops.values import Value, total
+from dfwlayer.ops.values import Value, on_tensor, shape_of, tensors_among, total
 from dfwlayer.solution import Status
 
 __all__ = ["L1Box", "L1BoxSet", "project_l1_box"]
@@ -34,9 +34,8 @@ def _shapes(
     upper: Value | None,
 ) -> tuple[Tensor]:
     """Of `project_l1_box`."""
-    each = [tuple(t.shape) for t in (z, weight, lower, upper) if isinstance(t, Tensor)]
-    each += [(*radius.shape, 1)] if isinstance(radius, Tensor) else []
-    shape = torch.broadcast_shapes(*each)  # type: ignore[no-untyped-call]
+    each = [shape_of(given) for given in (z, weight, lower, upper)]
+    shape = torch.broadcast_shapes(*each, (*shape_of(radius), 1))  # type: ignore[no-untyped-call]
     return (z.new_empty(shape),)
 
 
@@ -59,26 +58,28 @@ def project_l1_box(
         raise ValueError(f"z: expected shape (..., n) with n ≥ 1, got {tuple(z.shape)}")
     given = {"radius": radius, "weight": weight, "lower": lower, "upper": upper}
     shape = tuple(z.shape)
-    for name, value in given.items():
-        if isinstance(value, Tensor):
-            check_tensor(name, value)
-            own = (*value.shape, 1) if name == "radius" else tuple(value.shape)
-            try:
-                shape = common_shape(shape, own)
-            except ValueError:
-                raise ValueError(
-                    f"{name}: expected shape {'(...)' if name == 'radius' else '(..., n)'} to go "
-                    f"with z of shape {tuple(z.shape)}, got {tuple(value.shape)}"
-                ) from None
+    for name, value in tensors_among(given).items():
+        check_tensor(name, value)
+        own = (*value.shape, 1) if name == "radius" else tuple(value.shape)
+        try:
+            shape = common_shape(shape, own)
+        except ValueError:
+            raise ValueError(
+                f"{name}: expected shape {'(...)' if name == 'radius' else '(..., n)'} to go "
+                f"with z of shape {tuple(z.shape)}, got {tuple(value.shape)}"
+            ) from None
     n = shape[-1]
     if n != z.shape[-1]:
         raise ValueError(f"z: expected {n} entries, as the others have, got {tuple(z.shape)}")
 
     def laid_out(name: str, value: Value | None) -> Value | None:
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        full = value.expand(shape[:-1] if name == "radius" else shape)
-        return full if len(shape) == 1 else full.reshape(-1, *full.shape[len(shape) - 1 :])
+        def laid(each: Tensor) -> Tensor:
+            if each.dim() == 0:
+                return each
+            full = each.expand(shape[:-1] if name == "radius" else shape)
+            return full if len(shape) == 1 else full.reshape(-1, *full.shape[len(shape) - 1 :])
+
+        return on_tensor(value, laid)
 
     at = z.expand(shape).reshape(-1, n) if len(shape) > 1 else z
     constraint = L1Box(**{k: laid_out(k, v) for k, v in given.items()})  # type: ignore[arg-type]

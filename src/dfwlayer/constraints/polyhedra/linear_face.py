@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LinearFace", "face_of_answer", "saddle_system"]
 
+ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
+
 
 @dataclass(frozen=True)
 class LinearFace(Face):
@@ -127,6 +129,8 @@ def face_of_answer(
     m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
     lead = x.shape[:-1]
     lost = (found.empty | found.endless).unsqueeze(-1)
+    # forces that are larger than what they balance, as rows are an equation together, leave more
+    noise = noise + ROUNDING * _terms(constraint, found, x)
     holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
     rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
     lower, upper = (part.detach() for part in constraint.bounds(x))
@@ -147,6 +151,22 @@ def face_of_answer(
         counts.reshape(*lead, most),
         bound.reshape(*lead, n),
     )
+
+
+def _terms(constraint: LinearSet, found: Answer, x: Tensor) -> Tensor:  # (..., n) -> (B,)
+    """The largest sum of the terms of an entry of Aᵀν + Gᵀz."""
+    A, _, G, _ = (part.detach() for part in constraint.rows_of(x))
+    forces = found.nu.abs(), found.z[:, : found.z.shape[-1] - 2 * x.shape[-1]].abs()
+    total = torch.zeros_like(found.x)
+    for rows, force in zip((A, G), forces, strict=True):
+        if rows.layout == torch.strided:
+            total = total + _gathered(rows.abs().to(force.dtype), force)
+            continue
+        own = SparseMatrix.of(rows)  # sorted once for all
+        size = own.entries.abs().to(force.dtype)
+        total = total + SparseMatrix(own.pattern, size).adjoint(size, force)
+    largest: Tensor = total.amax(-1) if total.shape[-1] else total.new_zeros(len(total))
+    return largest
 
 
 def _along(rows: Tensor, x: Tensor) -> Tensor:  # (·, m, n), (..., n) -> (..., m)

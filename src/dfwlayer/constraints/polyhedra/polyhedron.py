@@ -41,6 +41,7 @@ __all__ = ["LinearSet", "Polyhedron"]
 KEPT = 2**22  # entries, zeros included, beyond which sparse rows stay sparse
 LARGEST = 2**25  # the same, beyond which they are never made dense
 ROUNDING = 64  # units in the last place of the terms of a row by which it may be missed
+MET = 2  # the same of points that steps have just found
 
 
 class LinearSet(Constraint):
@@ -125,7 +126,7 @@ class LinearSet(Constraint):
                 "constraint: expected a set that is bounded where ⟨g, x⟩ falls, found a "
                 f"{type(self).__name__} that is not; add bounds, or use the method 'sqp'"
             )
-        return _placed(found, g)
+        return self._met(_placed(found, g))
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
         """The minimiser of ⟨g, s⟩ + τ/2 ‖s‖², the projection of −g/τ."""
@@ -140,15 +141,32 @@ class LinearSet(Constraint):
             point = target.double().reshape(program.q.shape)
             found = minimise(thinned(program.towards(point)))
             noise = 64 * torch.finfo(g.dtype).eps * (point.abs() + found.x.abs()).amax(-1)
-            x = found.x.to(g.dtype).reshape(g.shape)
+            x = self._met(found.x.to(g.dtype).reshape(g.shape))
             face = face_of_answer(self, found, x, noise)
-        return face.solved(target) if torch.is_grad_enabled() else x
+        if not torch.is_grad_enabled():
+            return x
+        moves = face.solved(target)  # in value x, but for the digits that a far target takes
+        return x + (moves - moves.detach())
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By interior-point steps."""
+        return self._met(self._nearest(z))
+
+    def _nearest(self, z: Tensor) -> Tensor:
+        """The projection, as exact as the steps make it."""
         program = self.linear(z)
         target = z.detach().double().reshape(program.q.shape)
         return _placed(minimise(thinned(program.towards(target))), z)
+
+    def _met(self, x: Tensor) -> Tensor:
+        """x, or where steps from far away have left rows missed, the point of the set next to it.
+
+        A cost or a point that is 1e20 times as large as the set takes the last digits of x.
+        """
+        missed = self._excess(x, rounding=MET / ROUNDING) > 0
+        if not bool(missed.any()):
+            return x
+        return torch.where(missed.unsqueeze(-1), self._nearest(x), x)
 
     def settled(self, x: Tensor, z: Tensor) -> Tensor:
         """The projection x of z where a formula has found it; where x misses a row, by steps."""

@@ -18,7 +18,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
-from dfwlayer.ops.values import Value, tensor_of, total
+from dfwlayer.ops.values import Value, first_tensor, tensor_of, total
 from dfwlayer.solution import Status
 
 if TYPE_CHECKING:
@@ -55,13 +55,14 @@ class CappedSimplex(PolyhedralSet):
 
     def check_values(self) -> Tensor | None:
         """Caps that reach the radius."""
-        if not isinstance(self.cap, Tensor) or self.cap.dim() == 0:
+        cap = first_tensor(self.cap)
+        if cap is None or cap.dim() == 0:
             return None  # for how many entries is not known yet
-        most = self.cap.detach().double().sum(-1)
+        most = cap.detach().double().sum(-1)
         radius = torch.as_tensor(self.radius).detach().double()
-        missing = (radius - most) / radius.clamp_min(torch.finfo(self.cap.dtype).tiny)
+        missing = (radius - most) / radius.clamp_min(torch.finfo(cap.dtype).tiny)
         return fault(
-            missing > 2 * torch.finfo(self.cap.dtype).eps,
+            missing > 2 * torch.finfo(cap.dtype).eps,
             Status.INFEASIBLE,
             lambda: (
                 f"cap: expected caps whose sum reaches the radius {float(radius):g}, found a sum "

@@ -52,9 +52,9 @@ def attempt(
         return run(arguments, settings, None) if ready and run is not None else None
 
 
-def available(device: str = "cpu") -> bool:
-    """Whether there is compiled code to be had for a kind of device, once it was asked for."""
-    return _engine(device) is not None
+def available() -> bool:
+    """Whether there is compiled code to be had on the CPU."""
+    return _engine("cpu") is not None
 
 
 def _engine(device: str) -> _Attempt | None:

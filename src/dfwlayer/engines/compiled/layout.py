@@ -27,7 +27,7 @@ from dfwlayer.engines.compiled.arrays import (
 )
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Renewal, Results, Sets
-from dfwlayer.engines.compiled.sets import KEPT, sets_of
+from dfwlayer.engines.compiled.sets import KEPT, Polytopes, sets_of
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.signature import Signature
 from dfwlayer.ops.tensors import PLAIN
@@ -35,7 +35,10 @@ from dfwlayer.ops.values import Value
 
 __all__ = ["Layout", "lay_out", "origin"]
 
-LARGEST = 600  # coordinates with a matrix; beyond, products with it take most of the time
+LARGEST = 600  # coordinates with a matrix
+# Those of one P over a polytope: products take most of the time beyond. In float32, in which tensor
+# operations have half the numbers to load, they are as quick already if most coordinates are free.
+LARGEST_SINGLE = 1000
 ENTRIES = 10**6  # of one matrix of least squares, whose square is formed
 MOST = 64  # sets of numbers that are kept
 FARTHEST = 256.0  # centres against what is found around them: the rounding of P c is not to count
@@ -289,7 +292,10 @@ def lay_out(
     n, dtype = objective.shape[0], vector.dtype
     if dtype not in EPS:
         return None
-    if matrix is not None and (n > LARGEST or math.prod(matrix.shape[-2:]) > ENTRIES):
+    large = matrix is not None and n > LARGEST
+    if matrix is not None and math.prod(matrix.shape[-2:]) > ENTRIES:
+        return None
+    if large and (squared or n > LARGEST_SINGLE):
         return None
     batch = Batch(dtype)
     if not batch.fits(matrix, 2) or not batch.fits(vector, 1):
@@ -299,6 +305,8 @@ def lay_out(
     if laid is None:
         return None
     sets, centres = laid
+    if large and (batch.size is not None or not isinstance(sets, Polytopes)):
+        return None
     given = Quadratics.of(matrix, vector, squared, n)
     layout = Layout(given, sets, centres, n, batch.size, dtype)
     if signature is not None:

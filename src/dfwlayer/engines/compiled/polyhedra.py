@@ -15,7 +15,7 @@ from dfwlayer.engines.compiled.kernels import linear, outcome
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
 from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.linalg.quadratic.thin import SHARE
-from dfwlayer.linalg.sparse_factor import available
+from dfwlayer.ops.matrices import has_scipy
 from dfwlayer.ops.values import Value
 
 __all__ = ["Polyhedra", "polyhedra_of"]
@@ -70,7 +70,7 @@ class Polyhedra:
     def _is_thin(self, P: Array) -> bool:
         """Whether sparse factors are faster: those here take all entries for numbers."""
         n = self.lower.shape[1]
-        if n**3 // 3 + self._count * n * n // 2 < THIN or not available():
+        if n**3 // 3 + self._count * n * n // 2 < THIN or not has_scipy():
             return False
         parts = P, self.E, self.G
         stored = sum(int(np.count_nonzero(part)) for part in parts)

@@ -168,6 +168,9 @@ def _moved(program: Program | Thin, start: Corner, active: Tensor) -> Corner:
         missing = torch.where(rows, program.h - program.across(x)[:, :m], 0)
         u, more = face.nearest(-slope(), torch.cat((program.b - program.along(x), missing), -1))
         x, nu = x + u, nu + more
+    # what corrections leave of a zero is smaller than rounding by far, and held by nothing
+    least = ROUNDING**2 * x.abs().amax(-1, keepdim=True)
+    x = torch.where((x.abs() <= least) & ~(above | below), 0, x)
     x = torch.where(_origin(program, x).unsqueeze(-1), 0, x)
     reduced = slope()  # what the bounds have to hold
     z = torch.cat((nu[:, k:], torch.where(above, -reduced, 0), torch.where(below, reduced, 0)), -1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.program import Program, Units
-from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, available, exact_factor, factor, module
+from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, exact_factor, factor, module
+from dfwlayer.ops.matrices import by_scipy
 
 __all__ = ["Thin", "ThinFace", "ThinSystem", "pays", "small_or_thin", "thinned"]
 
@@ -36,7 +37,7 @@ def pays(like: Tensor, *rows: Tensor) -> bool:
     That is for one problem like this (..., n) on the CPU, where SciPy is: if its rows are sparse
     or have mostly zeros, or if a dense matrix with n columns is too large.
     """
-    if like.device.type != "cpu" or like.numel() != like.shape[-1] or not available():
+    if like.numel() != like.shape[-1] or not by_scipy(like):
         return False
     n = like.shape[-1]
     if n > DENSE or any(part.layout != torch.strided for part in rows):
@@ -65,7 +66,7 @@ def small_or_thin(program: Program | Thin) -> Thin | None:
         return program
     parts = program.P, program.G, program.A
     few = len(program.q) == 1 and sum(part.numel() for part in parts) <= FEW
-    if not few or program.q.device.type != "cpu" or not available():
+    if not few or not by_scipy(program.q):
         return None
     return Thin(*(as_csr(part[0]) for part in parts), *(program[i] for i in (1, 3, 5, 6, 7)))
 
@@ -143,7 +144,8 @@ class Thin:
 
     @cached_property
     def _sideways(self) -> tuple[Any, Any]:
-        return self.G.T.tocsr(), self.A.T.tocsr()
+        """Gᵀ and Aᵀ by columns, which takes nothing; by rows they would have to be sorted."""
+        return self.G.T, self.A.T
 
     @cached_property
     def bordered(self) -> Any:

@@ -11,23 +11,39 @@ from dfwlayer.linalg.quadratic.thin import Thin
 __all__ = ["in_units"]
 
 FAR = 1e10  # numbers beyond are not of size one, on either side
+ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
+STEADY = 1.05  # a factor that a pass may change units by where they are final
 PASSES = 12  # of the scaling; the entries are within a factor of two of one another long before
 
 
 def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
-    """Rows and columns with largest entries near one (Ruiz, 2001), x and ∇f of size one."""
+    """Rows and columns with largest entries near one (Ruiz, 2001), x and ∇f of size one.
+
+    A row without entries, 0·x ≤ h, has no size of its own, and beside an h in other units nothing
+    else would count. It is left out if it holds. If not, it is in units of h, which then is beyond
+    doubt, or in those of x where h is only what rounding left of zero.
+    """
     flat = program.absolute()
+    blank, level = _without_entries(program, flat)
+    if bool(blank.any()):
+        h = torch.where(blank & (program.h >= 0), torch.inf, program.h)
+        program = program.between(h, program.b, program.lower, program.upper)
     units = _common(program, flat)
     for _ in range(PASSES):
-        columns, _, rows, equations = flat.extent(units)
+        columns, _, *others = flat.extent(units)
+        root, rows, equations = (_root(part) for part in (columns, *others))
         units = units._replace(
-            x=units.x / _root(columns),
-            rows=units.rows * _root(rows),
-            equations=units.equations * _root(equations),
+            x=units.x / root, rows=units.rows * rows, equations=units.equations * equations
         )
+        if _settled(root, rows, equations):
+            break
     size = _power(_size(program, flat, units))
+    x, rows, equations = units.x * size, units.rows * size, units.equations * size
+    reach = x.amax(-1, keepdim=True)
     units = units._replace(
-        x=units.x * size, rows=units.rows * size, equations=units.equations * size
+        x=x,
+        rows=torch.where(blank, _told(program.h, reach), rows),
+        equations=torch.where(level, _told(program.b, reach), equations),
     )
     units = Units(*(_power(part) for part in units))
     bend = flat.extent(units)[1].mean(-1, keepdim=True)
@@ -35,6 +51,27 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     cost = torch.maximum(bend, slope)
     units = units._replace(cost=_power(torch.where(cost > 0, cost, 1)))
     return program.measured(units), units
+
+
+def _without_entries(program: Program | Thin, flat: Program | Thin) -> tuple[Tensor, Tensor]:
+    """Which rows of G (B, m) and of A (B, k) are zero."""
+    q, h, b = (torch.ones_like(part) for part in (program.q, program.h, program.b))
+    _, _, rows, equations = flat.extent(Units(q, h, b, q[:, :1]))
+    return rows == 0, equations == 0
+
+
+def _told(limit: Tensor, reach: Tensor) -> Tensor:  # (B, m), (B, 1) -> (B, m)
+    """The size of limits that are more than rounding beside x of this size, else that of x."""
+    size = limit.abs()
+    return torch.where(torch.isfinite(size) & (size > ROUNDING * reach), size, reach)
+
+
+def _settled(*roots: Tensor) -> bool:
+    """Whether a pass has changed no unit of one program by more than what powers of two round."""
+    if len(roots[0]) > 1:  # all programs of a batch take the same passes
+        return False
+    least, most = torch.aminmax(torch.cat(roots, -1))
+    return bool(least >= 1 / STEADY) and bool(most <= STEADY)
 
 
 def _common(program: Program | Thin, flat: Program | Thin) -> Units:

@@ -23,6 +23,7 @@ CALLS: dict[str, Call] = {}
 
 Pull = Callable[[Tensor, Sequence[bool]], Sequence[Tensor | None]]
 Direct = Callable[..., tuple[Tensor, Pull] | None]
+Seen = Callable[..., tuple[Tensor, Tensor | None] | None]
 
 # what a compiler does about the frames of this thread, None for nothing: an optimiser loads it,
 # too, and keeping it away takes longer than asking; where PyTorch does not tell, it may be there
@@ -61,6 +62,7 @@ def recordable(
     shapes: Callable[..., Sequence[Tensor]],
     again: Callable[..., Sequence[Tensor]] | None = None,
     direct: Direct | None = None,
+    seen: Seen | None = None,
     parts: Callable[[Any], Sequence[Tensor]] = lambda x: (x,),
     whole: Callable[..., Any] = lambda x: x,
     smooth: int = 1,
@@ -75,6 +77,9 @@ def recordable(
         direct: A function of the arguments that returns a result of one part, and what makes of a
             gradient in it those in the tensors among the arguments, without autograd; or None
             where it does not know.
+        seen: A function of the arguments that torch.compile follows in the operator's place: a
+            result of one part, and a tensor that is true if the values have to be looked at, or
+            None where they need not be. None for both where it does not know.
         parts: The tensors of a result, those with gradients first.
         whole: The result from its parts.
         smooth: How many parts have gradients.
@@ -95,7 +100,9 @@ def recordable(
             if undisturbed() and ("torch._dynamo" not in sys.modules or _follower() is None):
                 return fn(*args, **kwargs)
             if recording():
-                parts_there = _recorded(name, args, kwargs)
+                parts_there = _in_sight(name, seen, args, kwargs)
+                if parts_there is None:
+                    parts_there = _recorded(name, args, kwargs)
                 if parts_there is not None:
                     found: _T = whole(*parts_there)
                     return found
@@ -141,6 +148,31 @@ def _in_eager_mode(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         return eager(*args, **kwargs)
 
     return call
+
+
+def _in_sight(
+    name: str, seen: Seen | None, args: tuple[Any, ...], named: dict[str, Any]
+) -> list[Tensor] | None:
+    """The result by operations that torch.compile follows, None where an operator is needed.
+
+    Values that are not what they should be are left to a second operator, which calls the function
+    itself: that has the words for it. An exported program has one operator, which checks.
+    """
+    if seen is None or _exporting() or not torch.compiler.is_dynamo_compiling():
+        return None
+    found = seen(*args, **named)
+    if found is None:
+        return None
+    x, suspect = found
+    if suspect is not None:
+        tensors: list[Tensor] = []
+        missing: list[str] = []
+        text = described((name, args, named), tensors, missing)
+        if len(missing) > 0:
+            return None
+        plain = [t.detach() for t in tensors]
+        x = x + torch.ops.dfwlayer.judged(suspect, plain, "()", text)
+    return [x]
 
 
 def _recorded(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> list[Tensor] | None:

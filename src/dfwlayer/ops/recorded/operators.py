@@ -14,6 +14,10 @@ solved again.
     ('map', dims, of)              the function, mapped over dimensions of its inputs
 
 so that the derivative of a `derived` is another, and so is what torch.func.vmap makes of one.
+
+``dfwlayer::judged`` stands beside a result that the compiler has seen through. It makes the call if
+a flag says that its values are not what they should be, for what that has to say about them, and
+returns 0, which the graph adds to the result.
 """
 
 from __future__ import annotations
@@ -31,7 +35,15 @@ from torch import Tensor
 from dfwlayer.ops.recorded.calls import CALLS, Call, called
 from dfwlayer.ops.tracing import eager_now
 
-__all__ = ["CALL", "DERIVED", "UNSAFE", "Operator"]
+__all__ = [
+    "CALL",
+    "DERIVED",
+    "UNSAFE",
+    "Operator",
+    "judged",
+    "judged_mapped",
+    "judged_shape",
+]
 
 Function = Callable[..., Sequence[Tensor]]
 Dims = tuple[int | None, ...]
@@ -234,6 +246,35 @@ def _call_mapped(
     levels = (*_literal(maps), tuple(in_dims[0]))
     out = torch.ops.dfwlayer.call(tensors, [False] * len(needs), repr(levels), text)
     return out, [*[0] * (len(out) - 1), None]
+
+
+# ---------------------------------------------------------------------------------------------
+# what is said of values that a compiler has not looked at
+
+
+def judged(suspect: Tensor, tensors: list[Tensor], maps: str, text: str) -> Tensor:
+    """With real tensors."""
+    if bool(suspect.any()):
+        torch.ops.dfwlayer.call(tensors, [False] * len(tensors), maps, text)
+    return judged_shape(suspect, tensors, maps, text).zero_()
+
+
+def judged_shape(_: Tensor, tensors: list[Tensor], __: str, ___: str) -> Tensor:
+    """Of what is added."""
+    return tensors[0].new_empty(())
+
+
+def judged_mapped(
+    _: Any,
+    in_dims: tuple[Any, ...],
+    suspect: Tensor,
+    tensors: list[Tensor],
+    maps: str,
+    text: str,
+) -> tuple[Tensor, None]:
+    """For all problems at once."""
+    levels = (*_literal(maps), tuple(in_dims[1]))
+    return torch.ops.dfwlayer.judged(suspect, tensors, repr(levels), text), None
 
 
 # ---------------------------------------------------------------------------------------------

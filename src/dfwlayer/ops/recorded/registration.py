@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from dfwlayer.ops.recorded.operators import CALL, DERIVED, UNSAFE, Operator
+from dfwlayer.ops.recorded.operators import (
+    CALL,
+    DERIVED,
+    UNSAFE,
+    Operator,
+    judged,
+    judged_mapped,
+    judged_shape,
+)
 
 __all__: list[str] = []
 
@@ -25,6 +33,11 @@ torch.library.define(
 )
 torch.library.define(
     "dfwlayer::derived", "(Tensor[] inputs, Tensor? ticket, str text) -> Tensor[]", tags=_TAGS
+)
+torch.library.define(
+    "dfwlayer::judged",
+    "(Tensor suspect, Tensor[] tensors, str maps, str text) -> Tensor",
+    tags=_TAGS,
 )
 
 
@@ -95,6 +108,11 @@ def _register() -> torch.library.Library:
         here.impl(each.name, partial(_above, each), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"dfwlayer::{each.name}", each.shapes, lib=here)
         torch.library.register_vmap(f"dfwlayer::{each.name}", each.mapped, lib=here)
+    here.impl("judged", judged, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    # what is added is a constant
+    here.impl("judged", torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("dfwlayer::judged", judged_shape, lib=here)
+    torch.library.register_vmap("dfwlayer::judged", judged_mapped, lib=here)
     return here
 
 

@@ -132,6 +132,34 @@ def _program(count: int, n: int, seed: int, projects: bool) -> Posed:
     return Posed("polytope" if projects else "program", rows, draw, _polyhedron(rows))
 
 
+def _random(count: int, n: int, m: int, k: int, seed: int) -> Posed:
+    """m inequalities and k equations of normal numbers that a normal point satisfies, one for all.
+
+    P = RᵀR/n + 0.1, R normal, and h leaves that point a slack in (0, 1). Problems differ in q, of
+    normal numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    R, G = _normal(n, n, generator=generator), _normal(m, n, generator=generator)
+    A, point = _normal(k, n, generator=generator), _normal(n, generator=generator)
+    slack = (_uniform(m, generator=generator) + 1) / 2
+
+    def draw(size: int, generator: torch.Generator) -> Tensor:
+        return _normal(size, n, generator=generator)
+
+    rows = Rows(
+        P=R.mT @ R / n + 0.1 * torch.eye(n, dtype=F64),
+        q=draw(count, generator),
+        G=G,
+        low=torch.full((m,), -math.inf, dtype=F64),
+        high=G @ point + slack,
+        A=A,
+        b=A @ point,
+        v=_normal(count, n, generator=generator),
+        given="q",
+    )
+    return Posed("program", rows, draw, _polyhedron(rows))
+
+
 def _hull(
     kind: str,
     n: int,
@@ -181,11 +209,13 @@ def _paths(count: int, side: int, seed: int) -> Posed:
 PROBLEMS: dict[str, Callable[[int], Posed]] = {
     "program": lambda seed: _program(100, 100, seed, projects=False),
     "polytope": lambda seed: _program(100, 100, seed, projects=True),
+    "random": partial(_random, 128, 50, 50, 10),
     "simplex": partial(_simplex, 128, 100),
     "assignment": partial(_assignment, 32, 8),
     "paths": partial(_paths, 32, 6),
     "tiny-program": lambda seed: _program(4, 8, seed, projects=False),
     "tiny-polytope": lambda seed: _program(4, 8, seed, projects=True),
+    "tiny-random": partial(_random, 4, 8, 8, 2),
     "tiny-simplex": partial(_simplex, 4, 6),
     "tiny-assignment": partial(_assignment, 4, 3),
     "tiny-paths": partial(_paths, 4, 3),

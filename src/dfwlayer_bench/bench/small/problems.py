@@ -1,4 +1,4 @@
-"""The small problems: min ½xᵀPx + qᵀx over five kinds of sets, one of them or many at once."""
+"""The small problems: min ½xᵀPx + qᵀx over six kinds of sets, one of them or many at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import dfwlayer
 from dfwlayer import Quadratic, solve
@@ -25,6 +26,7 @@ __all__ = [
     "Bounds",
     "Problem",
     "Reference",
+    "Turnover",
     "bounds_of",
     "largest_error",
     "make",
@@ -34,6 +36,10 @@ __all__ = [
 
 WINDOW, YEAR, AVERSION = 252, 252, 5.0  # days, days, weight of the variance against the return
 HALVINGS = 200  # of an interval of doubles: more than their digits and exponents ask for
+NESTED = (
+    70  # of one inside of another, whose ends are no larger than the numbers that are asked for
+)
+TRADED = 0.8  # of the money: what is sold and what is bought together
 
 
 @dataclass(frozen=True)
@@ -101,15 +107,76 @@ class Bounds:
         return max(0.0, float(excess.max())) / size
 
 
+@dataclass(frozen=True)
+class Turnover:
+    """Bounds and a total, and of what is held no more than ``limit`` changes hands."""
+
+    bounds: Bounds
+    total: float
+    held: Tensor  # (n,)
+    limit: float
+
+    def constraint(self, library: Any = dfwlayer) -> Any:
+        """The set as the library has it, or as one with the same names."""
+        traded = library.LpBall(1, radius=self.limit, centre=self.held)
+        return library.Intersection(self.bounds.constraint(library), traded)
+
+    def project(self, y: Tensor) -> Tensor:
+        """The nearest point, without the library's code; y is (..., n).
+
+        Where the limit binds, what changes hands has a price, and falls as that rises.
+        """
+        free = self.bounds.project(y)
+        low = torch.zeros_like(y[..., :1])
+        high = 2 * ((y - self.held).abs().amax(-1, keepdim=True) + self.total)
+        for _ in range(NESTED):
+            middle = (low + high) / 2
+            above = self._traded(self._priced(y, middle)) > self.limit
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return torch.where(self._traded(free) <= self.limit, free, self._priced(y, high))
+
+    def _traded(self, x: Tensor) -> Tensor:  # (..., n) -> (..., 1)
+        return (x - self.held).abs().sum(-1, keepdim=True)
+
+    def _priced(self, y: Tensor, price: Tensor) -> Tensor:
+        """The nearest point with the right sum if what changes hands has a price (..., 1)."""
+        way = y - self.held
+        size = way.abs().amax(-1, keepdim=True) + price + self.total
+
+        def moved(shift: Tensor) -> Tensor:
+            left = way - shift
+            there: Tensor = self.held + left.sign() * (left.abs() - price).clamp_min(0)
+            return there.clamp(self.bounds.lower, self.bounds.upper)
+
+        low, high = -size, size
+        for _ in range(NESTED):
+            middle = (low + high) / 2
+            above = moved(middle).sum(-1, keepdim=True) > self.total
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return moved(high)
+
+    def violation(self, x: Tensor) -> float:
+        """By how much of the total or of the limit x leaves the set, at most."""
+        excess = float(self._traded(x).max()) / self.limit - 1
+        return max(self.bounds.violation(x), excess)
+
+
 # the set from the unconstrained solutions (..., n): a ball of half their norm is active for all
-SETS: dict[str, Callable[[Tensor], Ball | Bounds]] = {
+SETS: dict[str, Callable[[Tensor], Ball | Bounds | Turnover]] = {
     "l1": lambda free: Ball(1, 0.5 * free.abs().sum(-1)),
     "l2": lambda free: Ball(2, 0.5 * free.norm(dim=-1)),
     "box": lambda _: Bounds(-0.3, 0.3),
     "simplex": lambda _: Bounds(0.0, math.inf, 1.0),
     "capped-simplex": lambda free: Bounds(0.0, 3 / free.shape[-1], 1.0),
     "portfolio": lambda free: Bounds(0.0, 3 / free.shape[-1], 1.0),
+    "turnover": lambda free: Turnover(
+        Bounds(0.0, 3 / free.shape[-1], 1.0),
+        1.0,
+        torch.full(free.shape[-1:], 1 / free.shape[-1], dtype=torch.float64),
+        TRADED,
+    ),
 }
+PRICED = ("portfolio", "turnover")  # those of which the numbers come from prices of stocks
 
 
 @dataclass(frozen=True)
@@ -122,7 +189,7 @@ class Problem(Functional):
     P: Tensor  # (..., n, n)
     q: Tensor  # (..., n)
     v: Tensor  # (..., n)
-    set: Ball | Bounds
+    set: Ball | Bounds | Turnover
 
 
 @dataclass(frozen=True)
@@ -146,7 +213,7 @@ def make(name: str, count: int, n: int, seed: int) -> Problem:
     """
     random = np.random.RandomState(seed)
     shape = (n,) if count == 1 else (count, n)
-    if name == "portfolio":
+    if name in PRICED:
         P, q = (part.reshape(*shape[:-1], *part.shape[1:]) for part in _portfolio(count, n))
         v = torch.from_numpy(random.standard_normal(shape))
         return Problem(P, q, v, SETS[name](q))
@@ -185,11 +252,15 @@ def bounds_of(problem: Problem) -> Bounds:
 
 
 def rows_of(problem: Problem) -> Rows:
-    """The same problem with rows; only for sets of bounds and a total."""
-    bounds, n = bounds_of(problem), problem.n
+    """The same problem with rows, for sets of bounds, perhaps with a total.
+
+    Where there is a limit on what changes hands it has 2n variables, x and z ≥ |x − held|.
+    """
+    given, n = problem.set, problem.n
+    bounds = given.bounds if isinstance(given, Turnover) else bounds_of(problem)
     ones = torch.ones(n, dtype=torch.float64)
     equations = 0 if bounds.total is None else 1
-    return Rows(
+    rows = Rows(
         P=problem.P,
         q=problem.q,
         G=torch.eye(n, dtype=torch.float64),
@@ -198,6 +269,22 @@ def rows_of(problem: Problem) -> Rows:
         A=ones.expand(equations, n).contiguous(),
         b=torch.full((equations,), bounds.total or 0.0, dtype=torch.float64),
         v=problem.v,
+    )
+    if not isinstance(given, Turnover):
+        return rows
+    one, none = rows.G, torch.zeros_like(rows.G)
+    blocks = [(one, none), (one, -one), (one, one), (none[:1], ones[None])]
+    endless = torch.full_like(ones, math.inf)
+    limit = ones.new_tensor([given.limit])
+    return Rows(
+        P=pad(rows.P, (0, n, 0, n)),
+        q=pad(rows.q, (0, n)),
+        G=torch.cat([torch.cat(pair, 1) for pair in blocks]),
+        low=torch.cat([rows.low, -endless, given.held, -endless[:1]]),
+        high=torch.cat([rows.high, given.held, endless, limit]),
+        A=pad(rows.A, (0, n)),
+        b=rows.b,
+        v=pad(rows.v, (0, n)),
     )
 
 

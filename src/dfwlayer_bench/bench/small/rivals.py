@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer_bench.bench.small.problems import Ball, Bounds, Problem, bounds_of
+from dfwlayer_bench.bench.small.problems import (
+    Ball,
+    Bounds,
+    Problem,
+    Turnover,
+    bounds_of,
+    rows_of,
+)
 from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.systems.base import Setting, load
 from dfwlayer_bench.systems.jaxopt import value_and_gradient
@@ -55,7 +62,7 @@ def prepare_jaxopt(problem: Problem) -> Passes:
     return jax_passes(x_of, problem.q, problem.v, (problem.P, *parameters), settings)
 
 
-def _jax_projection(given: Ball | Bounds) -> tuple[Solve, tuple[Tensor, ...]]:
+def _jax_projection(given: Ball | Bounds | Turnover) -> tuple[Solve, tuple[Tensor, ...]]:
     """The projection of (y, parameter), and that parameter where problems have their own.
 
     All are jaxopt's but the one for bounds and a total, which finds its shift to 1e-5 only.
@@ -64,6 +71,8 @@ def _jax_projection(given: Ball | Bounds) -> tuple[Solve, tuple[Tensor, ...]]:
     if isinstance(given, Ball):
         ball = projection.projection_l1_ball if given.p == 1 else projection.projection_l2_ball
         return ball, (given.radius,)
+    if isinstance(given, Turnover):
+        raise TypeError("there is no projection onto such a set")
     lower, upper, total = given.lower, given.upper, given.total
     if total is None:
         return lambda y, _: projection.projection_box(y, (lower, upper)), ()
@@ -88,6 +97,8 @@ def _jax_projection(given: Ball | Bounds) -> tuple[Solve, tuple[Tensor, ...]]:
 
 def prepare_daqp(problem: Problem) -> Passes:
     """A dual active-set method in C, one problem after the other; it has no gradients."""
+    if isinstance(problem.set, Turnover):
+        return _daqp_on_rows(problem)
     solve = load("daqp").solve
     bounds, n = bounds_of(problem), problem.n
     lower, upper = np.full(n, bounds.lower), np.full(n, min(bounds.upper, 1e30))
@@ -107,3 +118,25 @@ def prepare_daqp(problem: Problem) -> Passes:
         return torch.from_numpy(found).view_as(problem.q)
 
     return Passes(forward, None, {"primal_tol": 1e-6})
+
+
+def _daqp_on_rows(problem: Problem) -> Passes:
+    """The same with all rows, by proximal steps, as P is singular in what changes hands."""
+    solve, rows, n = load("daqp").solve, rows_of(problem), problem.n
+    A = torch.cat([rows.G, rows.A]).numpy()
+    low, high = (torch.cat([side, rows.b]) for side in (rows.low, rows.high))
+    lower, upper = low.clamp_min(-1e30).numpy(), high.clamp_max(1e30).numpy()
+    sense = np.array([0] * len(rows.G) + [5] * len(rows.A), dtype=np.intc)
+    P, q = rows.P.reshape(-1, rows.n, rows.n).numpy(), rows.q.reshape(-1, rows.n).numpy()
+    prox = 1e-6
+
+    def forward() -> Tensor:
+        found = np.empty((len(q), n))
+        for i in range(len(q)):
+            x, _, flag, _ = solve(P[i], q[i], A, upper, lower, sense, eps_prox=prox)
+            if flag != 1:
+                raise RuntimeError(f"exit flag {flag}")
+            found[i] = x[:n]
+        return torch.from_numpy(found).view_as(problem.q)
+
+    return Passes(forward, None, {"primal_tol": 1e-6, "eps_prox": prox})

@@ -49,11 +49,27 @@ def _from_jax(problem: Problem) -> Passes:
 
 
 def _on_rows(prepare: Callable[[Rows], Passes]) -> Callable[[Problem], Passes]:
-    return lambda problem: prepare(rows_of(problem))
+    return lambda problem: _narrowed(prepare(rows_of(problem)), problem.n)
+
+
+def _narrowed(passes: Passes, n: int) -> Passes:
+    """The first n variables, where rows have more of them."""
+    forward, both = passes.forward, passes.both
+
+    def narrowed() -> tuple[Tensor, Tensor]:
+        assert both is not None
+        x, gradient = both()
+        return x[..., :n], gradient[..., :n]
+
+    return replace(
+        passes, forward=lambda: forward()[..., :n], both=None if both is None else narrowed
+    )
 
 
 TOL = 1e-12  # of the gap, relative to f
-POLYHEDRA = ("box", "simplex", "capped-simplex", "portfolio")
+POLYHEDRA = ("box", "simplex", "capped-simplex", "portfolio", "turnover")
+DEFINITE = POLYHEDRA[:-1]  # whose P is, with rows
+PROJECTED = tuple(name for name in SETS if name != "turnover")  # in JAX
 
 SYSTEMS: dict[str, SmallSystem] = {
     system.name: system
@@ -61,9 +77,13 @@ SYSTEMS: dict[str, SmallSystem] = {
         SmallSystem("dfwlayer", "dfwlayer", compiled_ahead(_ours), ("numba",)),
         SmallSystem("dfwlayer-eager", "dfwlayer, not compiled", not_compiled(_ours)),
         SmallSystem(
-            "dfwlayer-jax", "dfwlayer from JAX", compiled_ahead(_from_jax), ("jax", "numba")
+            "dfwlayer-jax",
+            "dfwlayer from JAX",
+            compiled_ahead(_from_jax),
+            ("jax", "numba"),
+            PROJECTED,
         ),
-        SmallSystem("jaxopt", "jaxopt", rivals.prepare_jaxopt, ("jaxopt", "jax")),
+        SmallSystem("jaxopt", "jaxopt", rivals.prepare_jaxopt, ("jaxopt", "jax"), PROJECTED),
         SmallSystem("qpax", "qpax", _on_rows(prepare_qpax), ("qpax", "jax"), POLYHEDRA),
         SmallSystem(
             "proxqp",
@@ -82,7 +102,7 @@ SYSTEMS: dict[str, SmallSystem] = {
             ("libdqp", "qpsolvers", "piqp"),
             POLYHEDRA,
         ),
-        SmallSystem("optnet", "OptNet", _on_rows(layers.prepare_optnet), (), POLYHEDRA),
+        SmallSystem("optnet", "OptNet", _on_rows(layers.prepare_optnet), (), DEFINITE),
         SmallSystem("daqp", "DAQP, forward only", rivals.prepare_daqp, ("daqp",), POLYHEDRA),
         SmallSystem(
             "piqp", "PIQP, forward only", _on_rows(solvers.prepare_piqp), ("piqp",), POLYHEDRA

@@ -7,7 +7,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, product, solve_with, summing
-from dfwlayer.engines.compiled.kernels.faces import slope
+from dfwlayer.engines.compiled.kernels.faces import free_in, slope
 from dfwlayer.engines.compiled.kernels.numbers import rounded
 
 __all__ = ["gap_beside", "gap_of", "relaxed_gap", "settle", "total_of"]
@@ -233,10 +233,8 @@ def relaxed_gap(P, body, x, g, multipliers, places, sides, L, index, hold, u, ch
     a bound are held by the other one. ``index`` is the order of the free coordinates in L;
     ``hold``, ``u`` and ``change`` (n,) are scratch.
     """
-    n, free, shift = len(x), 0, 0.0
+    free, shift = free_in(places), 0.0
     rows = _reduced(body, x, g, multipliers, hold)
-    for i in range(n):
-        free += 1 if places[i] == place.FREE else 0
     for a in range(free):
         i = index[a]
         change[a] = g[i] + hold[i] * sides[i]

@@ -30,6 +30,7 @@ __all__ = [
     "join",
     "kernel",
     "leave",
+    "part_times",
     "product",
     "solve_with",
     "summing",
@@ -98,9 +99,8 @@ def add(y, c, x, n):
 
 
 @summing
-def times(P, x, out):
-    """The first entries of P x, as many as there is room for, four rows at a time."""
-    n, rows = len(x), len(out)
+def part_times(P, x, out, rows, n):
+    """P x by the first rows and n columns of P, four rows at a time."""
     i = 0
     while i + 4 <= rows:
         a = b = c = d = 0.0
@@ -118,6 +118,12 @@ def times(P, x, out):
             a += P[i, j] * x[j]
         out[i] = a
         i += 1
+
+
+@kernel
+def times(P, x, out):
+    """The first entries of P x, as many as there is room for."""
+    part_times(P, x, out, len(out), len(x))
 
 
 @summing

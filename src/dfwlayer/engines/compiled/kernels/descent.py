@@ -26,6 +26,8 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
+    free_in,
+    iterates,
     minimise,
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
@@ -52,7 +54,11 @@ WELL, LONG = 9e7, 2e8
 # what would be beyond the limit is left at once. The latter go on from a vertex, coordinate by
 # coordinate, which costs what the free ones do.
 TELLS, SPREAD = 2, 5.0
-FEW = 2.0  # factors on the face of a well-conditioned problem
+FEW = 2.0  # minimisers on faces of a well-conditioned problem
+# What a factor costs from which on conjugate gradients are quicker on such a face, and the products
+# that they are taken to need: about 160 free coordinates, timed on `active` and `paper` of
+# `dfw bench`, n = 150 to 1000, both passes.
+BROAD, ITERATED = 1.4e6, 40.0
 
 
 @kernel
@@ -165,12 +171,10 @@ def _go(x, px, y, py, length):
 
 
 @kernel
-def _cost(places):
-    """Multiplications that a factor on a face takes."""
-    free = 0.0
-    for i in range(len(places)):
-        free += 1.0 if places[i] == place.FREE else 0.0
-    return free**3 / 3
+def _cost(places, index):
+    """Multiplications that a minimiser on a face takes."""
+    free = float(free_in(places))
+    return ITERATED * free**2 if iterates(index) else free**3 / 3
 
 
 @kernel
@@ -187,7 +191,7 @@ def _polish(
     guess, holding = ties[GUESS], ties[HOLDING]
     spent = 0.0
     for faces in range(1, most + 1):
-        spent += _cost(places) + 5.0 * n * n
+        spent += _cost(places, index) + 5.0 * n * n
         if spent > left:
             return WRONG, faces, spent
         for row in range(table.ROWS, k):
@@ -288,6 +292,7 @@ def _walked(
     face = x, places, sides, multipliers, holds
     free, steps, _, spent = walk(*given, *face, 0, index, L, schur, *memory)
     verdict = WRONG
+    index[-1] = 0  # L is a factor
     if free >= 0:
         if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur, True):
             verdict = SINGULAR
@@ -314,6 +319,7 @@ def descend(
     steps = 0
     least, most_bent = np.inf, 0.0
     effort, limit = 0.0, LONG
+    index[-1] = 0
     cold = dense
     for i in range(n):
         cold = cold and x[i] == 0
@@ -355,7 +361,8 @@ def descend(
                 if trial == TELLS:
                     well = most_bent <= SPREAD * least
                     limit = WELL if well and eps == SINGLE else LONG
-                    if well and _cost(places) * FEW > limit:
+                    index[-1] = 1 if well and _cost(places, index) > BROAD else 0
+                    if well and _cost(places, index) * FEW > limit:
                         return -outcome.LOST
                     if not well and not cold:  # next to the solution, it may be hoped
                         _stand(body, x, places, multipliers, sides)

@@ -9,10 +9,12 @@ from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
+    copy,
     dot,
     factor,
     forward,
     kernel,
+    part_times,
     product,
 )
 
@@ -33,8 +35,10 @@ __all__ = [
     "Y",
     "Z",
     "forces",
+    "free_in",
     "holds",
     "is_tied",
+    "iterates",
     "minimise",
     "prepare",
     "slope",
@@ -45,11 +49,16 @@ __all__ = [
 # which these are lines: the iterate, P x, a trial y, P y, where a trial comes from, the way to it,
 # the signs of x in the budgets, places as they were, P times a minimiser, and then k lines for the
 # normals of the rows over the free coordinates, and k for L⁻¹ of each. A second one, with k
-# columns, has the multipliers of a projection, two right-hand sides, and which budgets hold. L and
+# columns, has the multipliers of a projection, two right-hand sides, which budgets hold, and what a
+# minimiser was asked for with. L and
 # the Schur complement of the rows are matrices of their own: parts of others would be another type,
 # for which everything is compiled again.
 X, PX, Y, PY, Z, WAY, SIDES, HELD, PB, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-GUESS, SHORT, FOUND, HOLDING, LINES = 0, 1, 2, 3, 4
+GUESS, SHORT, FOUND, HOLDING, GIVEN, LINES = 0, 1, 2, 3, 4, 5
+# Conjugate gradients to a minimiser end when the residual has fallen by this, which they do twice,
+# and any are given up after so many steps: where eigenvalues spread by a factor of 5, all digits
+# take 40.
+FALL, PATIENCE = 1e-8, 60
 
 
 @kernel
@@ -87,11 +96,27 @@ def is_tied(body, row, places, sides):
 
 
 @kernel
+def free_in(places):
+    """How many coordinates are free."""
+    free = 0
+    for i in range(len(places)):
+        free += 1 if places[i] == place.FREE else 0
+    return free
+
+
+@kernel
+def iterates(index):
+    """Whether systems on a face are solved by conjugate gradients: its last number is 1."""
+    return index[-1] == 1
+
+
+@kernel
 def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
     Rows that are tied by bounds alone are left out.
     L and the order of its coordinates in ``index`` may have been ``kept`` from when it was made.
+    Where systems are solved by conjugate gradients, see `iterates`, L is P there.
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
     The integers in ``index`` are the free coordinates, and from n on the rows that hold.
     """
@@ -108,20 +133,20 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
             held += 1
     if held > free:
         return -1, 0
-    dense = len(P) > 0
+    dense, whole = len(P) > 0, iterates(index)
     if dense and not kept:
         for a in range(free):
             i = index[a]
-            for b in range(a + 1):
+            for b in range(free if whole else a + 1):
                 L[a, b] = P[i, index[b]]
-        if not factor(L, free):
+        if not (whole or factor(L, free)):
             return -1, 0
     for j in range(held):
         normal, reduced = work[NORMALS + j], work[NORMALS + k + j]
         for a in range(free):
             normal[a] = slope(body, index[n + j], index[a], work[SIDES])
             reduced[a] = normal[a]
-        if dense:
+        if dense and not whole:
             forward(L, reduced, free)
         for m in range(j + 1):
             schur[j, m] = dot(reduced, work[NORMALS + k + m], free)
@@ -131,11 +156,69 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
 
 
 @kernel
-def solve(k, free, held, dense, work, ties, L, schur):
-    """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face.
+def _flatten(r, free, held, work, found, schur):
+    """Take from r its part along the normals, whose coefficients are ``found``."""
+    for j in range(held):
+        found[j] = dot(work[NORMALS + j], r, free)
+    forward(schur, found, held)
+    backward(schur, found, held)
+    for j in range(held):
+        add(r, -found[j], work[NORMALS + j], free)
+
+
+@kernel
+def _iterate(free, held, work, ties, L, schur, fall):
+    """The system of `solve` by conjugate gradients along the face; False if they do not arrive.
+
+    L is P on the face, and the Schur complement that of the identity. Lines Y, WAY, HELD and PB are
+    scratch.
+    """
+    z, u, r, way, bent, found = work[Z], work[Y], work[WAY], work[HELD], work[PB], ties[FOUND]
+    for j in range(held):
+        found[j] = ties[SHORT, j]
+    forward(schur, found, held)
+    backward(schur, found, held)
+    for a in range(free):
+        u[a] = 0.0
+    for j in range(held):
+        add(u, found[j], work[NORMALS + j], free)
+    part_times(L, u, bent, free, free)
+    for a in range(free):
+        r[a] = z[a] - bent[a]
+    _flatten(r, free, held, work, found, schur)
+    for a in range(free):
+        way[a] = r[a]
+    square = dot(r, r, free)
+    target, steps = fall * fall * square, 0
+    while square > target:
+        part_times(L, way, bent, free, free)
+        bend = dot(way, bent, free)
+        if steps == PATIENCE or not bend > 0:
+            return False
+        steps += 1
+        add(u, square / bend, way, free)
+        add(r, -square / bend, bent, free)
+        _flatten(r, free, held, work, found, schur)
+        before, square = square, dot(r, r, free)
+        for a in range(free):
+            way[a] = r[a] + square / before * way[a]
+    part_times(L, u, bent, free, free)
+    for a in range(free):
+        bent[a] = z[a] - bent[a]
+        z[a] = u[a]
+    _flatten(bent, free, held, work, found, schur)
+    return True
+
+
+@kernel
+def solve(k, free, held, dense, work, ties, index, L, schur, fall):
+    """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face; False if that is not found.
 
     z is in line Z and c in line SHORT of the tables; u takes the place of z, ν is in line FOUND.
+    By ``fall`` the residual has to fall where conjugate gradients find them.
     """
+    if dense and iterates(index):
+        return _iterate(free, held, work, ties, L, schur, fall)
     z, found = work[Z], ties[FOUND]
     if dense:
         forward(L, z, free)
@@ -147,6 +230,7 @@ def solve(k, free, held, dense, work, ties, L, schur):
         add(z, -found[j], work[NORMALS + k + j], free)
     if dense:
         backward(L, z, free)
+    return True
 
 
 @kernel
@@ -211,7 +295,22 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur, ke
 
     Where coordinates are held is told by ``places``, which rows hold by ``multipliers`` > 0, and
     the signs in budgets by line SIDES. P x is in line PY afterwards. For ``kept`` see `prepare`.
+    Where conjugate gradients do not arrive a factor takes their place.
     """
+    given = P, q, body, places, multipliers, x, work, ties, index, L, schur
+    if not iterates(index):
+        return _on_face(*given, kept)
+    copy(multipliers, ties[GIVEN])
+    if _on_face(*given, kept):
+        return True
+    index[-1] = 0
+    copy(ties[GIVEN], multipliers)
+    return _on_face(*given, False)
+
+
+@kernel
+def _on_face(P, q, body, places, multipliers, x, work, ties, index, L, schur, kept):
+    """See `minimise`, by conjugate gradients or a factor."""
     n, k = len(q), len(body)
     free, held = prepare(P, body, places, multipliers, work, index, L, schur, kept)
     if free < 0:
@@ -246,7 +345,8 @@ def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur, ke
             for i in range(n):
                 total += slope(body, row, i, sides) * x[i]
             ties[SHORT, j] = -total
-        solve(k, free, held, dense, work, ties, L, schur)
+        if not solve(k, free, held, dense, work, ties, index, L, schur, FALL):
+            return False
         for a in range(free):
             x[index[a]] += z[a]
         for j in range(held):

@@ -214,11 +214,15 @@ def settle(rows, width, state, lower, upper, x, eps):
 
     Bounds that are met but are not held, as others imply them, are met exactly.
 
-    All entries of x have the rounding of the largest one, also where the terms of a row vanish.
+    All entries of x have the rounding of the largest one, also where the terms of a row vanish. One
+    that is smaller than that by far, and no bound, is what corrections have left of zero.
     """
     E, G, which, low, high, _ = rows
     base = len(E) + len(G)
+    least = (CLEAR * DOUBLE) ** 2 * largest(x, len(x))
     for i in range(len(x)):
+        if abs(x[i]) <= least and x[i] != lower[i] and x[i] != upper[i]:
+            x[i] = 0.0
         x[i] = min(max(rounded(x[i], eps), lower[i]), upper[i])
     for c in range(width):
         if which[c] >= base and state[c] == IDLE:

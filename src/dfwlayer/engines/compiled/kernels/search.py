@@ -16,12 +16,13 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, relaxed_gap, settle
-from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import (
     STAMP,
     absolute,
     copy,
     entry,
+    factor,
     fill,
     kernel,
     product,
@@ -40,8 +41,10 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
+    free_in,
     holds,
     is_tied,
+    iterates,
     prepare,
     slope,
     solve,
@@ -92,7 +95,8 @@ def _on_disk(stamp):
         """Solve problems first … end − 1; see `kernels` for the arguments.
 
         ``factors`` is (1, n, n) for the Cholesky factor on the face of a single problem, or empty,
-        and ``orders`` (1, n + k) for the order of its coordinates.
+        and ``orders`` (1, n + k) for the order of its coordinates and whether it is one or P itself
+        (see `faces.iterates`).
         """
         _ = stamp
         n, dense = x.shape[1], P.shape[1] > 0
@@ -143,6 +147,11 @@ def _on_disk(stamp):
                 # the bound of a coordinate is absent, or rounding of x has left a slope that all
                 # of the set is wide for; the curvature of f tells how little it matters
                 value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+                if iterates(index):
+                    index[-1] = 0
+                    if not factor(L, free_in(where)):
+                        codes[0, b] = outcome.UNPROVEN
+                        continue
                 scratch = work[WAY], work[Y], work[PY]
                 closed = relaxed_gap(
                     own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
@@ -169,20 +178,29 @@ def _on_disk(stamp):
         dense = P.shape[1] > 0
         work, ties, schur, index, L = _memory(n, k, dense, factors, orders)
         fill(0.0, ties[SHORT])
+        kept, fall = len(factors) > 0, max(4 * DOUBLE, 0.01 * eps)
+        if not kept:
+            index[-1] = 0
         for b in range(first, end):
             fill(0.0, rest[b])
             if not asked(b, codes, v, u, nu):
                 continue
             own_P, body = symmetric(P[own(b, P)], eps), bodies[own(b, bodies)]
             copy(sides[b], work[SIDES])
-            free, held = prepare(
-                own_P, body, places[b], multipliers[b], work, index, L, schur, len(factors) > 0
-            )
+            face = own_P, body, places[b], multipliers[b], work, index, L, schur
+            free, held = prepare(*face, kept)
             if free < 0:
                 continue
             for a in range(free):
                 work[Z, a] = v[b, index[a]]
-            solve(k, free, held, dense, work, ties, L, schur)
+            if not solve(k, free, held, dense, work, ties, index, L, schur, fall):
+                index[-1] = 0
+                free, held = prepare(*face, False)
+                if free < 0:
+                    continue
+                for a in range(free):
+                    work[Z, a] = v[b, index[a]]
+                solve(k, free, held, dense, work, ties, index, L, schur, fall)
             for a in range(free):
                 u[b, index[a]] = work[Z, a]
             for j in range(held):
