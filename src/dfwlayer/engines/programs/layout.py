@@ -108,7 +108,7 @@ class Found(NamedTuple):
     @property
     def codes(self) -> Tensor:
         """(2, B): what became of a problem, and steps."""
-        rest: Tensor = self.kept[self.batch * self.width :].view(torch.int64)  # type: ignore[no-untyped-call]
+        rest: Tensor = self.kept[self.batch * self.width :].view(torch.int64)
         return rest.view(2, self.batch)
 
     def told(self) -> tuple[Tensor, Tensor, Tensor]:
