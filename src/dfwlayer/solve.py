@@ -306,15 +306,34 @@ def _solution(
 
 def _completed(task: Task, found: Attempt) -> Solution:
     """With the problems that compiled code has left."""
-    task, old, left = task.checked(), found.solution, found.left
-    part = None if left is None or left.dim() == 0 else part_of(task, left)
-    if left is None or part is None:
+    task = task.checked()
+    outcome = _joined(task, found)
+    if outcome is None:
         task, outcome = _run(task)
-        return task.solution(outcome)
-    rest = host.outcome_of(lambda task: _run(task)[1], part)
-    rest = spread_out(rest, left.nonzero().squeeze(-1), len(left))
+    return task.solution(outcome)
+
+
+def _joined(task: Task, found: Attempt) -> Outcome | None:
+    """What compiled code has found and what others find of the rest; None if these take it all."""
+    old, left = found.solution, found.left
     done = Outcome(old.x, old.num_steps, old.status, old.value, gap=old.gap)
-    return task.solution(merged_outcome(done, rest, left))
+    if left is None:
+        return done
+    part = None if left.dim() == 0 else part_of(task, left)
+    if part is None:
+        return None
+    rest = host.outcome_of(lambda task: _run(task)[1], _run_anew, part)
+    rest = spread_out(rest, left.nonzero().squeeze(-1), len(left))
+    return merged_outcome(done, rest, left)
+
+
+def _run_anew(task: Task) -> Outcome:
+    """The outcome of a task that has come to another device, whose compiled code is asked first."""
+    x0 = task.start if task.settings.warm else None
+    arguments = Arguments(task.objective, task.constraint, x0, None)
+    found = compiled.attempt(arguments, task.settings)
+    outcome = None if found is None else _joined(task, found)
+    return _run(task)[1] if outcome is None else outcome
 
 
 def _run(task: Task) -> tuple[Task, Outcome]:

@@ -368,3 +368,57 @@ def test_rows_that_are_met_without_a_force(device):
 def test_polyhedra_that_are_too_large(device):
     P = torch.eye(64, dtype=F64, device=device)
     assert attempted(dfw.Quadratic(P, P[0]), dfw.Polyhedron(P[:1].repeat(65, 1), 1.0)) is None
+
+
+@devices
+def test_calls_with_one_signature_are_laid_out_once_and_agree(device):
+    """Other values, and other strides, which a signature does not tell."""
+    made = []
+    body = dfw.LpBall(1, 0.7)
+    for turn in range(3):
+        root = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(turn), dtype=F64)
+        P = root.mT @ root / 5 + 0.5 * torch.eye(5, dtype=F64)
+        P = P.mT if turn == 1 else P
+        q = torch.randn(5, 2, dtype=F64).T if turn == 2 else torch.randn(2, 5, dtype=F64)
+        agrees((dfw.Quadratic(P, q), body), device, F64)
+        given = leaf(P.to(device)), leaf(q.to(device))
+        x = dfw.solve(dfw.Quadratic(*given), body).x
+        made.append(torch.autograd.grad(x.square().sum(), given))
+        with compiled.using(False):
+            own = leaf(P), leaf(q)
+            expected = torch.autograd.grad(
+                dfw.solve(dfw.Quadratic(*own), body, tol=1e-13).x.square().sum(), own
+            )
+        for found, right in zip(made[-1], expected, strict=True):
+            close(found, right, 1e-7)
+
+
+@devices
+def test_polyhedra_where_f_is_nearly_zero_are_proven_in_float32(device):
+    """Rounding x moves f by more than the tolerance, unless x is rounded with that in mind."""
+    make = torch.Generator().manual_seed(3)
+    n = 8
+
+    def normal(*shape):
+        return torch.randn(2, *shape, generator=make, dtype=F64).float()
+
+    root, G, A, inside = normal(n, n), normal(n, n), normal(2, n), normal(n, 1)
+    P, q = (root.mT @ root / n + 0.1 * torch.eye(n)), normal(n)
+    h, b = (G @ inside).squeeze(-1) + 0.1, (A @ inside).squeeze(-1)
+    body = dfw.Polyhedron(G, h, A, b)
+    wide = dfw.Polyhedron(*(t.double() for t in (G, h, A, b)))
+    with compiled.using(False):
+        x = dfw.solve(dfw.Quadratic(P.double(), q.double()), wide).x
+        # a multiple of the first equation moves f by a constant, and x by nothing
+        value = 0.5 * (x * (P.double() @ x.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        value = value + (q.double() * x).sum(-1)
+        q = (
+            q.double() - 0.99 * (value / b[:, 0].double()).unsqueeze(-1) * A[:, 0].double()
+        ).float()
+        expected = dfw.solve(dfw.Quadratic(P.double(), q.double()), wide)
+    assert (expected.value.abs() < 0.02 * value.abs()).all()
+    found = attempted(*(moved(each, device) for each in (dfw.Quadratic(P, q), body)))
+    assert found is not None
+    assert found.left is None
+    off = (found.solution.value.cpu().double() - expected.value).abs()
+    assert (off <= found.solution.gap.cpu().double() + 1e-12).all()

@@ -84,13 +84,15 @@ class _Returned(torch.autograd.Function):
         return None, *back, *[None] * len(given)
 
 
-def outcome_of(run: Callable[[Task], Outcome], task: Task) -> Outcome:
+def outcome_of(
+    run: Callable[[Task], Outcome], run_home: Callable[[Task], Outcome], task: Task
+) -> Outcome:
     """The same for a task, which goes its usual way where it is not small."""
     if not takes(task.objective, task.constraint, task.start, task.settings):
         return run(task)
     device = task.objective.device
     try:
-        found = run(moved(task, HOME))
+        found = run_home(moved(task, HOME))
     except (ValueError, RuntimeError):
         return run(task)
     x, steps, status, value, gap = found.x, found.num_steps, found.status, found.value, found.gap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,7 +12,16 @@ from torch import Tensor
 
 from dfwlayer.ops.values import Value
 
-__all__ = ["FITS", "Strided", "launch", "left_so_far", "options_of", "strided", "tableau_options"]
+__all__ = [
+    "FITS",
+    "Repeat",
+    "Strided",
+    "launch",
+    "left_so_far",
+    "options_of",
+    "strided",
+    "tableau_options",
+]
 
 WIDEST = 128  # coordinates with a matrix, which has to fit into registers together with its inverse
 LONGEST = 4096  # coordinates without one
@@ -21,7 +30,6 @@ FITS = 2**31  # what is below is handed to a program as an integer of 32 bits
 # what Triton has compiled can be called with what it was compiled for, constants included
 _DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 
-_programs: dict[tuple[Any, ...], Any] = {}
 _counters: dict[torch.device, Tensor] = {}
 
 
@@ -62,7 +70,7 @@ def options_of(n: int, dense: bool) -> Mapping[str, int] | None:
     lanes = max(16, 1 << (n - 1).bit_length())
     if not dense:
         return {"N": lanes, "C": 4, "num_warps": max(1, lanes // 256)}
-    columns, warps = {16: (4, 1), 32: (8, 2), 64: (4, 8), 128: (8, 16)}[lanes]
+    columns, warps = {16: (8, 1), 32: (16, 1), 64: (16, 8), 128: (32, 8)}[lanes]
     return {"N": lanes, "C": columns, "num_warps": warps}
 
 
@@ -91,8 +99,8 @@ def launch(
     numbers: tuple[float, ...],
     constants: Mapping[str, Any],
     options: Mapping[str, int],
-) -> None:
-    """One program for each problem, on the device of a tensor.
+) -> Repeat | None:
+    """One program for each problem, on the device of a tensor; what can launch them once more.
 
     A product that is fused with the sum it goes into is rounded once, and in the sum of two threads
     each would fuse its own: they would go on with different numbers, and a loop would end for one
@@ -101,16 +109,63 @@ def launch(
     index = like.get_device()  # −1 for the CPU, where Triton's interpreter runs
     if index >= 0 and index != torch.cuda.current_device():
         with torch.cuda.device(index):
-            launch(kernel, batch, like, tensors, numbers, constants, options)
-        return
-    values = constants.values()
+            return launch(kernel, batch, like, tensors, numbers, constants, options)
+    values = tuple(constants.values())
     kinds = [None if t is None else t.dtype for t in tensors]
     key = (kernel, index, options["num_warps"], *kinds, *values)
-    program = _programs.get(key)
-    if program is not None and max(numbers) < FITS:
-        program[batch, 1, 1](*tensors, *numbers, *values)
-        return
+    repeat = _repeats.get(key)
+    if repeat is not None and repeat(batch, tensors, numbers):
+        return repeat
     compiling = {name: options[name] for name in ("num_warps", "maxnreg") if name in options}
     made = kernel[batch,](*tensors, *numbers, **constants, **compiling, enable_fp_fusion=False)
-    if _DIRECT and index >= 0 and max(numbers) < FITS:
-        _programs[key] = made
+    if not _DIRECT or index < 0:
+        return None
+    return _repeats.setdefault(key, Repeat(made, index, values))
+
+
+class Repeat(NamedTuple):
+    """A program that Triton has compiled, and what for."""
+
+    program: Any
+    device: int  # its number
+    constants: tuple[Any, ...]
+
+    def __call__(
+        self, batch: int, tensors: Sequence[Tensor | int | None], numbers: Sequence[float]
+    ) -> bool:
+        """Launch it for other tensors of the same dtypes, or where these begin in memory.
+
+        False if it does not take such numbers. Triton looks up what a tensor is for each of them,
+        and makes a function for the launch and something to show to those who watch launches: that
+        takes longer than the launch itself.
+        """
+        if max(numbers) >= FITS:
+            return False
+        if torch.cuda.current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self(batch, tensors, numbers)
+        program = self.program
+        if _watched():
+            program[batch, 1, 1](*tensors, *numbers, *self.constants)
+            return True
+        places = [t.data_ptr() if isinstance(t, Tensor) else t for t in tensors]
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        program.run(
+            batch, 1, 1, stream, program.function, program.packed_metadata, None, None, None,
+            *places, *numbers, *self.constants,
+        )  # fmt: skip
+        return True
+
+
+_repeats: dict[tuple[Any, ...], Repeat] = {}
+
+
+def _watched() -> bool:
+    """Whether something is to be called at each launch, as far as this version of Triton says."""
+    runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
+    if runtime is None:
+        return True
+    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from dfwlayer.engines.programs.kernels import (
 )
 from dfwlayer.engines.programs.launch import (
     FITS,
+    Repeat,
     Strided,
     launch,
     left_so_far,
@@ -40,6 +41,7 @@ from dfwlayer.engines.programs.launch import (
 )
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.signature import Signature
 
 __all__ = ["Layout", "lay_out"]
 
@@ -51,6 +53,7 @@ LIMITS = {
     for dtype, largest in ((torch.float32, 1e12), (torch.float64, 1e60))
 }
 
+_NO_TENSOR = torch.empty(0)
 _seen: dict[torch.device, int] = {}  # how many problems had been left when the host last looked
 
 
@@ -86,28 +89,51 @@ class Body(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the programs have written of a batch (B, ·); what was left to others is zero."""
+    """What the programs have written of a batch of B problems; what was left to others is zero."""
 
-    x: Tensor
-    value: Tensor
-    gap: Tensor
-    status: Tensor
-    steps: Tensor
-    codes: Tensor  # (2, B): what became of a problem, and steps
-    state: Tensor  # (B, ·): x, then the multipliers and where coordinates are held
-    factor: Tensor | None  # (B, n, n): the inverse on the face of the solution
+    x: list[Tensor]  # (B, n), taken out when it becomes an output, which would be kept for ever
+    values: Tensor  # (2, B): f and the gap
+    kept: Tensor  # in float64, one after the other: `state` and, as integers, `codes`
+    factor: Tensor | None  # (B, N, N): the inverse on the face of the solution, N lanes
     counter: Tensor  # of the problems that all programs of the device have left
     before: int  # what it was when the host last looked
+    batch: int
+    width: int  # of `state`
+
+    @property
+    def state(self) -> Tensor:
+        """(B, ·): x, then the multipliers and where coordinates are held."""
+        return self.kept[: self.batch * self.width].view(self.batch, self.width)
+
+    @property
+    def codes(self) -> Tensor:
+        """(2, B): what became of a problem, and steps."""
+        rest: Tensor = self.kept[self.batch * self.width :].view(torch.int64)
+        return rest.view(2, self.batch)
+
+    def told(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Gap, steps and status (B,)."""
+        status, steps = self.codes.unbind()
+        return self.values[1], steps, status
 
     def left(self) -> tuple[int, Tensor | None]:
         """How many problems were left, and a mask of them; the only time that the host waits."""
-        device = self.x.device
-        now = _seen[device] = int(self.counter)
+        now = _seen[self.kept.device] = int(self.counter)
         if now == self.before:
             return 0, None
-        left = self.status != SOLVED
+        left = self.codes[0] != SOLVED
         count = int(left.sum())  # another thread may have left some
         return count, left if count else None
+
+
+class Plan(NamedTuple):
+    """What a backward pass writes."""
+
+    targets: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]  # shapes of gradients
+    shared: tuple[bool, ...]  # which tensors are matrices whose gradients come from all problems
+    u: tuple[int, ...] | None  # the shape of the adjoint solutions, where something asks for these
+    missing: int  # gradients that the kernel knows and the set has not
+    repeat: list[Repeat]  # the launch, once there was one
 
 
 @dataclass(frozen=True)
@@ -118,6 +144,9 @@ class Layout:
     objective: Quadratics
     body: Body
     options: Mapping[str, int]
+    # what layouts of calls with the same signature have in common
+    repeats: dict[str, Repeat] = field(default_factory=dict)
+    plans: dict[tuple[bool, ...], Plan] = field(default_factory=dict)  # by what is asked for
 
     @property
     def batch(self) -> int | None:
@@ -135,35 +164,45 @@ class Layout:
             if not _starts(x0, form):
                 return None
             start = strided(x0, 1, like)
+        width = self.body.state
         x, values = like.new_empty((batch, n)), like.new_empty((2, batch))
-        codes = like.new_empty((2, batch), dtype=torch.int64)
-        state = like.new_empty((batch, self.body.state), dtype=torch.float64)
+        kept_there = like.new_empty(batch * (width + 2), dtype=torch.float64)
         factor = None
         if self._keeps():
-            factor = like.new_empty((batch, n, n), dtype=torch.float32)
-        kept = (factor,) if self.body.keeps else ()
+            lanes = self.options["N"]
+            factor = like.new_empty((batch, lanes, lanes), dtype=torch.float32)
         counter = left_so_far(like.device)
         before = _seen.get(like.device, 0)
+        found = Found([x], values, kept_there, factor, counter, before, batch, width)
+        repeat = self.repeats.get("search") if start is None else None
+        kept = (factor,) if self.body.keeps else ()
         (P, q, A, b), body = self.objective, self.body
         tensors, strides = _handed((P, q, *body.parts, start, A, b), (3, 2, *body.widths, 2, 1, 1))
         m = 0 if A is None else A.tensor.shape[-2]
         most = min(settings.max_steps, FITS - 1)
-        launch(
+        numbers = *strides, n, m, *body.counts, batch, _below(settings.tol), most
+        if repeat is not None:
+            memory = found.kept.data_ptr()
+            codes, state = memory + 8 * batch * width, memory
+            if repeat(batch, (*tensors, x, values, codes, state, *kept, counter), numbers):
+                return found
+        repeat = launch(
             body.search,
             batch,
             like,
-            (*tensors, x, values, codes, state, *kept, counter),
-            (*strides, n, m, *body.counts, batch, _below(settings.tol), most),
+            (*tensors, x, values, found.codes, found.state, *kept, counter),
+            numbers,
             self._constants("EPS", "MAX", "LARGEST"),
             self.options,
         )
-        value, gap = values.unbind()
-        status, taken = codes.unbind()
-        return Found(x, value, gap, status, taken, codes, state, factor, counter, before)
+        if repeat is not None and start is None:
+            self.repeats["search"] = repeat
+        return found
 
     def fresh(self, found: Found) -> Tensor:
         """As it was written first."""
-        return found.x[0] if self.batch is None else found.x
+        x = found.x.pop()
+        return x[0] if self.batch is None else x
 
     def seen(self, found: Found) -> Tensor:
         """As the programs have written it a second time, as the other one may be changed."""
@@ -172,7 +211,7 @@ class Layout:
 
     def gradients(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
         """Those of `pullback`; programs let NaN, which comes from elsewhere, go on."""
-        return self.pullback(asked, found, v if v.dim() == 2 else v.reshape(found.x.shape))
+        return self.pullback(asked, found, v if v.dim() == 2 else v.unsqueeze(0))
 
     def gradients_of_value(
         self, asked: Sequence[bool], found: Found, w: Tensor
@@ -192,41 +231,33 @@ class Layout:
 
     def pullback(self, asked: Sequence[bool], found: Found, v: Tensor) -> Gradients:
         """Gradients in `tensors` from one in x (B, n)."""
-        form, body, like = self.form, self.body, v
-        codes, state = found.codes, found.state
+        form, body = self.form, self.body
         batch, n = v.shape
-        shapes = (n, n), (n,), *body.shapes
-        # matrices that problems share, whose gradients are products of what all of them have found
-        shared = [
-            wanted and len(shape) == 2 and not is_own(tensor, 2, batch)
-            for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
+        plan = self.plans.get(tuple(asked)) or self._planned(asked, batch)
+        u = None if plan.u is None else v.new_empty(plan.u, dtype=torch.float64)
+        targets = [
+            None if each is None else v.new_empty(each[0], dtype=each[1]) for each in plan.targets
         ]
-        u = None
-        if any(shared) or form.squared or body.counts:
-            u = like.new_empty((batch, n + body.ties), dtype=torch.float64)
-        targets: list[Tensor | None] = []
-        for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
-            if not wanted or tensor is None or shared[i] or (i < 2 and form.squared):
-                targets.append(None)
-                continue
-            shape = (batch, *shapes[i])
-            own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
-            targets.append(like.new_empty(shape, dtype=form.dtype if own else torch.float64))
         tensors, strides = _handed(
             (self.objective.P, *(body.parts[i] for i in body.needed)),
             (3, *(body.widths[i] for i in body.needed)),
         )
         kept = (found.factor,) if body.keeps else ()
-        missing = [None] * (len(shapes) - len(targets))
-        launch(
-            body.adjoint,
-            batch,
-            like,
-            (*tensors, codes, state, *kept, v, u, *targets, *missing),
-            (*strides, *v.stride(), n, *body.counts),
-            self._constants("MAX"),
-            self.options,
-        )
+        rest = *kept, v, u, *targets, *[None] * plan.missing
+        numbers = *strides, *v.stride(), n, *body.counts
+        memory, repeat = found.kept.data_ptr(), plan.repeat[0] if plan.repeat else None
+        codes, state = memory + 8 * batch * found.width, memory
+        if repeat is None or not repeat(batch, (*tensors, codes, state, *rest), numbers):
+            repeat = launch(
+                body.adjoint,
+                batch,
+                v,
+                (*tensors, found.codes, found.state, *rest),
+                numbers,
+                self._constants("MAX"),
+                self.options,
+            )
+            plan.repeat[:] = [] if repeat is None else [repeat]
         gradients: Gradients = [
             None if target is None or tensor is None else summed(tensor, target)
             for tensor, target in zip(self.tensors, targets, strict=True)
@@ -234,11 +265,34 @@ class Layout:
         if u is None:
             return gradients
         if form.squared:
-            gradients[:2] = of_squares(form, asked, codes, state[:, :n], u[:, :n])
+            gradients[:2] = of_squares(form, asked, found.codes, found.state[:, :n], u[:, :n])
         for i, tensor in enumerate(self.tensors):
-            if tensor is not None and shared[i] and not (i == 0 and form.squared):
-                gradients[i] = of_shared(tensor, state, u, n, body.rows.get(i - 2))
+            if tensor is not None and plan.shared[i] and not (i == 0 and form.squared):
+                gradients[i] = of_shared(tensor, found.state, u, n, body.rows.get(i - 2))
         return gradients
+
+    def _planned(self, asked: Sequence[bool], batch: int) -> Plan:
+        """What a backward pass writes, kept for others."""
+        form, body = self.form, self.body
+        shapes = (form.n, form.n), (form.n,), *body.shapes
+        # matrices that problems share, whose gradients are products of what all of them have found
+        shared = tuple(
+            wanted and len(shape) == 2 and not is_own(tensor, 2, batch)
+            for tensor, wanted, shape in zip(self.tensors, asked, shapes, strict=False)
+        )
+        targets: list[tuple[tuple[int, ...], torch.dtype] | None] = []
+        for i, (tensor, wanted) in enumerate(zip(self.tensors, asked, strict=True)):
+            if not wanted or tensor is None or shared[i] or (i < 2 and form.squared):
+                targets.append(None)
+                continue
+            shape = (batch, *shapes[i])
+            own = tensor.dim() > 0 and len(tensor) == batch and tensor.numel() == math.prod(shape)
+            targets.append((shape, form.dtype if own else torch.float64))
+        wide = any(shared) or form.squared or bool(body.counts)
+        u = (batch, form.n + body.ties) if wide else None
+        plan = Plan(tuple(targets), shared, u, len(shapes) - len(targets), [])
+        self.plans[tuple(asked)] = plan
+        return plan
 
     @property
     def _matrices(self) -> tuple[int, ...]:
@@ -270,8 +324,31 @@ def _constants_of(
     return {**dict(own), "DENSE": dense, **limits, "N": lanes, "C": columns}
 
 
-def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
+class Mould(NamedTuple):
+    """What the layouts of calls with one signature over sets of numbers have in common."""
+
+    form: Form  # without tensors
+    places: tuple[int, int]  # of matrix and vector among the tensors of a call, −1 for none
+    body: Body
+    options: Mapping[str, int]
+    repeats: dict[str, Repeat]
+    plans: dict[tuple[bool, ...], Plan]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Layout:
+        """The layout of a call."""
+        first, second = self.places
+        matrix, vector = None if first < 0 else tensors[first], tensors[second]
+        form = replace(self.form, matrix=matrix, vector=vector)
+        return Layout(form, _objective(form), self.body, self.options, self.repeats, self.plans)
+
+
+def lay_out(
+    objective: Objective, constraint: Constraint, signature: Signature | None = None
+) -> Layout | None:
     """The tensors, or None for what has no normal form or does not fit."""
+    mould: Mould | None = None if signature is None else signature.kept.get("programs")
+    if mould is not None and signature is not None:
+        return mould.filled(signature.tensors)
     form = form_of(objective, constraint, _takes)
     if form is None:
         return None
@@ -290,7 +367,25 @@ def lay_out(objective: Objective, constraint: Constraint) -> Layout | None:
     options = tableau_options(lanes) if tableau else options_of(lanes, form.matrix is not None)
     if options is None:
         return None
-    return Layout(form, _objective(form), body, options)
+    layout = Layout(form, _objective(form), body, options)
+    if signature is not None and signature.numbers:
+        _keep(layout, signature)
+    return layout
+
+
+def _keep(layout: Layout, signature: Signature) -> None:
+    """For the calls that are like this one."""
+    form, tensors = layout.form, signature.tensors
+    names = {id(tensor): place for place, tensor in enumerate(tensors)}
+    first = -1 if form.matrix is None else names.get(id(form.matrix), -2)
+    second = names.get(id(form.vector), -2)
+    # made of others, or one may be in either place
+    if -2 in (first, second) or len(names) < len(tensors):
+        return
+    blank = replace(form, matrix=None, vector=_NO_TENSOR)
+    signature.kept["programs"] = Mould(
+        blank, (first, second), layout.body, layout.options, layout.repeats, layout.plans
+    )
 
 
 def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:

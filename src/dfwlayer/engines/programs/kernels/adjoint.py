@@ -13,6 +13,8 @@ from dfwlayer.engines.programs.kernels.blocks import (
     matrix_of,
     number,
     outer_index,
+    product,
+    recalled,
     stored,
     sums,
     times,
@@ -34,7 +36,7 @@ __all__ = ["adjoint"]
 def _adjoint(
     P, slope, normal, codes,
     state,  # (B, 2n + 2)
-    factor,  # (B, n, n), what the search has kept of the inverse, or none
+    factor,  # (B, N, N), what the search has kept of the inverse, or none
     v_in,
     u_out,  # (B, n)
     to_matrix, to_vector, to_lower, to_upper, to_slope, to_total, to_normal, to_level,
@@ -65,10 +67,10 @@ def _adjoint(
         free = (places == FREE) & cell
         M, matrix, sound = blank, blank, yes()
         if DENSE:
-            matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
             if factor is not None:
-                M = matrix_of(factor + b * n * n, n, 1, n, N, C)
+                M = recalled(factor, b, N, C)
             else:
+                matrix = matrix_of(P + b * p_batch, p_row, p_column, n, N, C)
                 M = matrix.to(tl.float64 if N <= 64 else tl.float32)
                 row, column = outer_index(N, C)
                 diagonal = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), axis=0), axis=1)
@@ -89,7 +91,11 @@ def _adjoint(
             u += more
             nu += by
             mu += along
-            rest = v - times(again(matrix, nu), u, DENSE, N, C) - nu * own - mu * other
+            if DENSE and factor is not None:  # there is no room for both of them in registers
+                bent = product(matrix_of(P + b * p_batch, p_row, p_column, n, N, C), u, N, C)
+            else:
+                bent = times(again(matrix, nu), u, DENSE, N, C)
+            rest = v - bent - nu * own - mu * other
             left -= 1
             if DENSE and N > 64:
                 moves, size, _ = largest(tl.abs(more), tl.abs(u), blank)
@@ -108,7 +114,7 @@ def _adjoint(
         if CUT:
             rest -= mu * (c - other)
         rest = tl.where(good, rest, 0.0)
-    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N)
     if to_lower is not None:
         stored(to_lower, at, tl.where(places == LOW, rest, 0.0), cell, spoil)
     if to_upper is not None:

@@ -195,7 +195,7 @@ def _adjoint(
             nu = dot(normal, u) / dot(normal, own)
             u -= nu * own
         u, nu = ends.within_range(u, nu, x, sound, MAX)
-    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N)
     if to_weight is not None:
         # of λW²x, which has no other part along u, and of ‖Wx‖ − t
         pull = 2 * multiplier * u + nu * x / t

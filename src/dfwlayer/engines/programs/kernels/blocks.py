@@ -34,6 +34,7 @@ __all__ = [
     "outer_index",
     "pivoted",
     "product",
+    "recalled",
     "rounded",
     "row_sizes",
     "sign_of",
@@ -207,10 +208,24 @@ def matrix_of(P, row_stride, column_stride, n, N: tl.constexpr, C: tl.constexpr)
 
 
 @jit
-def kept(pointer, M, b, n, N: tl.constexpr, C: tl.constexpr):
-    """Write a matrix of problem b, (n, n)."""
-    row, column = outer_index(N, C)
-    tl.store(pointer + b * n * n + row * n + column, M, mask=(row < n) & (column < n))
+def _kept_at(N: tl.constexpr, C: tl.constexpr):
+    """Where entries (a, i, c) of a matrix are kept: neighbouring threads write side by side."""
+    row = tl.arange(0, N)[None, :, None]
+    return tl.arange(0, N // C)[:, None, None] + (N // C) * (
+        row + N * tl.arange(0, C)[None, None, :]
+    )
+
+
+@jit
+def kept(pointer, M, b, N: tl.constexpr, C: tl.constexpr):
+    """Write all lanes (N, N) of a matrix of problem b, for `recalled`."""
+    tl.store(pointer + b * N * N + _kept_at(N, C), M)
+
+
+@jit
+def recalled(pointer, b, N: tl.constexpr, C: tl.constexpr):
+    """Read what was kept."""
+    return tl.load(pointer + b * N * N + _kept_at(N, C))
 
 
 @jit

@@ -21,12 +21,10 @@ import triton.language as tl
 
 from dfwlayer.engines.compiled.kernels import constants, outcome
 from dfwlayer.engines.programs.kernels.blocks import (
-    across,
     count,
     dot,
     entries,
     jit,
-    outer_index,
     row_sizes,
     squares,
     stored,
@@ -42,6 +40,7 @@ __all__ = [
     "NOISE",
     "SOLVED",
     "UNFIT",
+    "UNPROVEN",
     "arrived",
     "arriving",
     "ball_of",
@@ -171,7 +170,7 @@ def within_range(u, nu, x, sound, MAX: tl.constexpr):
 
 
 @jit
-def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr, C: tl.constexpr):
+def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr):
     """Write u, and the gradients −(uxᵀ + xuᵀ)/2 in P and −u in q that follow, where asked for."""
     at = b * n + tl.arange(0, N)
     if u_out is not None:
@@ -179,7 +178,10 @@ def moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N: tl.constexpr,
     if to_vector is not None:
         stored(to_vector, at, -u, cell, spoil)
     if to_matrix is not None:
-        row, column = outer_index(N, C)
-        outer = u[None, :, None] * across(x, N, C) + x[None, :, None] * across(u, N, C)
+        # in the dtype of the gradient; a block that is written row by row, by neighbouring threads
+        kind = to_matrix.dtype.element_ty
+        u, x = u.to(kind), x.to(kind)
+        row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+        outer = u[:, None] * x[None, :] + x[:, None] * u[None, :]
         own = (row < n) & (column < n)
-        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, own, spoil)
+        stored(to_matrix, b * n * n + row * n + column, -0.5 * outer, own, spoil.to(kind))

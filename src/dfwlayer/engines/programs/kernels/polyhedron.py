@@ -157,6 +157,30 @@ def _climb(
     return M, y, force, held, side, steps, code
 
 
+@jit
+def _nudged(x, excess, pull, low, high, coordinate, x_out, EPS: tl.constexpr, N: tl.constexpr):
+    """x, rounded otherwise, such that ⟨Nᵀλ, x⟩ is about as much more as is given.
+
+    That is by how much rounding has moved f: next to a solution with f* ≈ 0 it is more than the
+    tolerance allows. One coordinate after the other moves by a few units in its last place, each
+    time the one with the smallest effect of those for which that suffices.
+    """
+    lane = tl.arange(0, N)
+    infinite = float("inf")
+    inside = coordinate & (low < x) & (x < high)
+    for _ in range(3):
+        effect = tl.abs(pull * x)
+        able = inside & (effect > 0) & (tl.abs(excess) <= 4 * EPS * effect)
+        effect = tl.where(able, effect, infinite)
+        least = tl.min(effect)
+        chosen = lane == tl.min(tl.where(able & (effect == least), lane, N))
+        new = rounded(x + excess / tl.where(chosen, pull, 1.0), x_out)
+        new = tl.where(chosen, tl.minimum(tl.maximum(new, low), high), x)
+        excess -= tl.sum(tl.where(chosen, pull * (new - x), 0.0))
+        x = new
+    return x
+
+
 def _search(
     P, q,
     E, e,  # (·, k, n) or none, and a number, (k,) or (·, k)
@@ -328,27 +352,33 @@ def _search(
         x = tl.where(coordinate, tl.minimum(tl.maximum(x, low), high), 0.0)
         force = tableau.shared(M, force, weight, equation & held, depends, N, C)
         price = tl.where(row, force, 0.0)
-        lead, pull, bulk = tableau.products(
-            P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
-            scratch, x, price, DENSE, N,
-        )  # fmt: skip
-        # rows may be off by what rounding x does to them
-        over = tl.where(equation, tl.abs(lead - high), lead - high)
-        most_over = (bulk + tl.abs(high)) * ((2 * CLOSE if EPS < 1e-10 else CLOSE) * EPS)
-        off = row & ((over <= most_over) == 0) & (high < infinite)
-        settled = count(off) == 0
-        bent = tl.where(coordinate, lead, 0.0)
-        value, slope = ends.valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N)
-        # f(x) − f(s) ≤ Σ λ_j (c_j − ⟨n_j, x⟩) + rᵀP⁻¹r / 2 with r = ∇f + Σ λ_j n_j, of which
-        # what points from a bound at which x is makes nothing
-        rest = tl.where(coordinate, slope + pull, 0.0)
-        away = ((rest > 0) & (x == low)) | ((rest < 0) & (x == high))
-        rest = tl.where(away, 0.0, rest)
-        tight = tl.where(price != 0, tl.abs(price * (high - lead)), 0.0)
-        terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
-        gap, curve, rounding = sums(tight, rest * rest, terms)
-        gap += curve * trace + rounding * (2 * DOUBLE)
-        code = ends.verdict(settled, value, gap, tol, MAX)
+        slope, pull = blank, blank
+        trials = 2
+        while trials > 0:
+            lead, pull, bulk = tableau.products(
+                P, p_row, p_column, E, E_row, E_column, G, G_row, G_column, n, k, g,
+                scratch, x, price, DENSE, N,
+            )  # fmt: skip
+            # rows may be off by what rounding x does to them
+            over = tl.where(equation, tl.abs(lead - high), lead - high)
+            most_over = (bulk + tl.abs(high)) * ((2 * CLOSE if EPS < 1e-10 else CLOSE) * EPS)
+            off = row & ((over <= most_over) == 0) & (high < infinite)
+            settled = count(off) == 0
+            bent = tl.where(coordinate, lead, 0.0)
+            value, slope = ends.valued(A, rhs, b, a_batch, rhs_batch, x, bent, linear, n, m, N)
+            # f(x) − f(s) ≤ Σ λ_j (c_j − ⟨n_j, x⟩) + rᵀP⁻¹r / 2 with r = ∇f + Σ λ_j n_j, of which
+            # what points from a bound at which x is makes nothing
+            rest = tl.where(coordinate, slope + pull, 0.0)
+            away = ((rest > 0) & (x == low)) | ((rest < 0) & (x == high))
+            rest = tl.where(away, 0.0, rest)
+            tight = tl.where(price != 0, price * (high - lead), 0.0)
+            terms = tl.abs(slope * x) + tl.abs(price) * tl.where(row, bulk, 0.0)
+            excess, curve, rounding = sums(tight, rest * rest, terms)
+            gap = tl.abs(excess) + curve * trace + rounding * (2 * DOUBLE)
+            code = ends.verdict(settled, value, gap, tol, MAX)
+            trials = tl.where(code == ends.UNPROVEN, trials - 1, 0)
+            if trials > 0:
+                x = _nudged(x, excess, pull, low, high, coordinate, x_out, EPS, N)
         force = tl.where(coordinate & (force != 0), -(slope + pull), force)
     answered = code == ends.SOLVED
     x = tl.where(answered, x, 0.0)

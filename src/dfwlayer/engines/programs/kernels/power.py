@@ -157,7 +157,7 @@ def _adjoint(
             nu = nu / t
         u = root * u * scale
         u, nu = ends.within_range(u, nu, x, sound, MAX)
-    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N, C)
+    ends.moved(u_out, to_matrix, to_vector, b, u, x, n, cell, spoil, N)
     if to_weight is not None:
         # of λ∇h, whose norm has no part along u, and of h; λ is μ/t
         size = tl.abs(x)

@@ -86,7 +86,7 @@ def _search(
     normal, level,  # a and b of the second row
     start, A, rhs, x_out, values, codes,
     state,  # (B, 2n + 2): x, where coordinates are held, two multipliers
-    factor,  # (B, n, n), the inverse on the face of the solution, or none
+    factor,  # (B, N, N), the inverse on the face of the solution, or none
     left,
     p_batch, p_row, p_column, q_batch, q_column, lower_batch, lower_column, upper_batch,
     upper_column, slope_batch, slope_column, total_batch, normal_batch, normal_column, level_batch,
@@ -246,7 +246,7 @@ def _search(
     tl.store(state + 2 * n, tl.where(answered, first, 0.0))
     tl.store(state + 2 * n + 1, tl.where(answered, second, 0.0))
     if factor is not None:
-        kept(factor, M, b, n, N, C)
+        kept(factor, M, b, N, C)
     ends.told(values, codes, left, b, batch, value, gap, code, steps, EPS)
 
 
