@@ -15,10 +15,10 @@ from dfwlayer.ops.matrices import by_scipy, cholesky_factor, substitute
 
 __all__ = ["LARGEST_FACTOR", "Factor", "on_faces", "reduced_sparse"]
 
-# bytes of a factor, up to which P is factorised where products with it converge too slowly; that
-# is n = 16384 in float32, where it takes as long as some thousand products
 _Inverse = Callable[[Tensor], Tensor]
 
+# bytes of a factor, up to which P is factorised where products with it converge too slowly; that
+# is n = 16384 in float32, where it takes as long as some thousand products
 LARGEST_FACTOR = 2**30
 
 

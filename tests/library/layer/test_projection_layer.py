@@ -147,14 +147,21 @@ def test_only_the_bad_problem_is_lost(device):
 
 @everywhere
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_gradient_that_is_not_finite_stays_in_its_problem(device, bad):
-    q, weight, radius = leaves(*draw("batch", F64, device))
-    x = dfw.DFWLayer(1)(None, q, weight, radius)
-    v = torch.ones_like(x)
-    v[5, 1] = bad
-    for slope in gradients(x, v, [q, weight, radius]):
-        assert slope.isfinite().all()
-        assert not slope[5].any()
+@pytest.mark.parametrize("kind", ["batch", "shared"])
+def test_a_gradient_that_is_not_finite_goes_on_in_its_problem(device, bad, kind):
+    """As NaN, wherever in the row it arrives, and to all of what problems share."""
+    given = leaves(*draw(kind, F64, device))
+    others = torch.arange(33) != 5
+    for place in range(given[0].shape[-1]):  # on coordinates that are free, and on others
+        x = dfw.DFWLayer(1)(None, *given)
+        v = torch.ones_like(x)
+        v[5, place] = bad
+        for slope, of in zip(gradients(x, v, given), given, strict=True):
+            if of.shape[:1] == x.shape[:1]:
+                assert slope[5].isnan().all()
+                assert slope[others].isfinite().all()
+            else:
+                assert slope.isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,20 @@ class Nearest(NamedTuple):
         """Of a gradient v (..., n) in x: u (..., n) and ν (..., 1) with u + νa = v, ⟨a, u⟩ = 0.
 
         u is the gradient in z and ν that in the radius, in double precision and on the free
-        coordinates. Problems whose v is not finite get zero.
+        coordinates. Both are NaN for problems whose v is not finite, which comes from elsewhere
+        and goes on as it does everywhere in torch, and zero where they leave the range of a double.
         """
         a = self.normal.astype(np.float64)
         length = (a * a).sum(-1, keepdims=True)
         with np.errstate(invalid="ignore", over="ignore"):
-            v = v * self.free
-            nu = (a * v).sum(-1, keepdims=True) / np.where(length > 0, length, 1)
-            u = v - a * nu
+            felt = v * self.free  # NaN also where an infinite entry is not free
+            nu = (a * felt).sum(-1, keepdims=True) / np.where(length > 0, length, 1)
+            u = felt - a * nu
             total = u.sum(-1, keepdims=True)
         if not np.isfinite(total).all():
             sound = np.isfinite(total)
-            u, nu = np.where(sound, u, 0), np.where(sound, nu, 0)
+            instead = np.where(np.isfinite(v).all(-1, keepdims=True), 0, np.nan)
+            u, nu = np.where(sound, u, instead), np.where(sound, nu, instead)
         return u, nu
 
 

@@ -188,6 +188,7 @@ def _pull_back_l1(
         loose = w <= 0.0
     active = force > 0
     free = loose | tl.where(active, point != 0, t > 0)
+    arrived = row_sum(push - push) == 0  # whether all of it is finite
     push = push * tl.where(free, 1.0, 0.0)  # what is not finite stays so
     a = tl.where(active & (loose == 0), side * w, 0.0)
     width, along = row_sums(a * a, a * push)
@@ -195,8 +196,9 @@ def _pull_back_l1(
     u = push - a * nu
     total = row_sum(u)
     sound = (total - total) == 0
-    u = tl.where(sound, u, 0.0)
-    nu = tl.where(sound, nu, 0.0)
+    instead = tl.where(arrived, 0.0, float("nan")).to(tl.float64)
+    u = tl.where(sound, u, instead)
+    nu = tl.where(sound, nu, instead)
     tl.store(to_q + at, (-u).to(point.dtype), mask=cell)
     if to_weight is not None:
         pulled = force * side * u + nu * tl.abs(point).to(tl.float64)
