@@ -235,3 +235,19 @@ def test_kernels_tell_what_is_suspect(device):
     assert nearest_kernels.nearest_l1(q, torch.full_like(q, torch.nan), one).suspect.any()
     q[2, 1] = torch.nan
     assert nearest_kernels.nearest_l1(q, None, one).suspect.any()
+
+
+@devices
+def test_kernels_hand_on_what_is_not_finite(device):
+    torch.manual_seed(3)
+    q, weight, radius = draw("batch", F64, device)
+    found = nearest_kernels.nearest_l1(q, weight, radius)
+    v = torch.ones_like(q)
+    v[2, 1], v[4, 0], v[7, 5] = torch.nan, torch.inf, -torch.inf
+    pulled = nearest_kernels.pull_back_l1(found, v, weight, radius, True, True)
+    lost = torch.zeros(len(q), dtype=torch.bool)
+    lost[[2, 4, 7]] = True
+    for slope in pulled:
+        assert slope is not None
+        assert slope.cpu()[lost].isnan().all()
+        assert slope.cpu()[~lost].isfinite().all()
