@@ -79,9 +79,11 @@ def test_a_least_value_of_zero_is_told_as_rounding():
     sol = solved(*problem(**parts))
     with compiled.using(False):
         other = dfw.solve(*problem(**parts))
-    assert sol.status == other.status
-    assert sol.value.abs() < 1e-20
-    assert sol.gap < 1e-10
+    # converged if zeros of x, and so f and its gap, are zeros to the last digit
+    for found in (sol, other):
+        assert found.status in (dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR)
+        assert found.value.abs() < 1e-20
+        assert found.gap < 1e-10
     assert sol.x[:3].abs().max() < 1e-10
     assert (A @ sol.x - b).abs().max() < 1e-13
 
