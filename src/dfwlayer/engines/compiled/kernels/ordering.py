@@ -14,39 +14,54 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels.dense import kernel
 
-__all__ = ["elimination_order"]
+__all__ = ["elimination_order", "entries"]
 
 VARIABLE, ELEMENT, GONE = 0, 1, 2
 DENSE = 10.0  # times √N neighbours, and 16: with more a variable is eliminated last
 
 
 @kernel
-def _neighbours(P, A, G):
-    """The graph of [P Aᵀ Gᵀ; A 0 0; G 0 0], matrices by rows (start, place, value)."""
+def entries(P, A, G):
+    """[P Aᵀ Gᵀ; A 0 0; G 0 0] as rows, columns and values, and its diagonal.
+
+    Matrices are given by rows (start, place, value). Of two entries that mirror each other there
+    is one.
+    """
     n, k, m = len(P[0]) - 1, len(A[0]) - 1, len(G[0]) - 1
-    N = n + k + m
+    most = len(P[1]) + len(A[1]) + len(G[1])
+    row, col, value = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
+    diagonal = np.zeros(n + k + m)
+    e = 0
+    for part in range(3):
+        begin, place, number = P if part == 0 else (A if part == 1 else G)
+        first = 0 if part == 0 else (n if part == 1 else n + k)
+        for i in range(len(begin) - 1):
+            for p in range(begin[i], begin[i + 1]):
+                j = place[p]
+                if part > 0 or j > i:
+                    row[e], col[e], value[e] = first + i, j, number[p]
+                    e += 1
+                elif j == i:
+                    diagonal[i] += number[p]
+    return row[:e], col[:e], value[:e], diagonal
+
+
+@kernel
+def _neighbours(P, A, G):
+    """The graph of that matrix: where the neighbours of each row start, and these."""
+    row, col, _, diagonal = entries(P, A, G)
+    N = len(diagonal)
     start = np.zeros(N + 2, np.int64)
-    place = np.empty(0, np.int64)
-    for turn in range(2):
-        if turn == 1:
-            for j in range(N):
-                start[j + 2] += start[j + 1]
-            place = np.empty(start[N + 1], np.int64)
-        for part in range(3):
-            matrix = P if part == 0 else (A if part == 1 else G)
-            first = 0 if part == 0 else (n if part == 1 else n + k)
-            begin, col, _ = matrix
-            for i in range(len(begin) - 1):
-                for p in range(begin[i], begin[i + 1]):
-                    j = col[p]
-                    if part == 0 and j <= i:
-                        continue
-                    for one, other in ((first + i, j), (j, first + i)):
-                        if turn == 0:
-                            start[one + 2] += 1
-                        else:
-                            place[start[one + 1]] = other
-                            start[one + 1] += 1
+    for e in range(len(row)):
+        start[row[e] + 2] += 1
+        start[col[e] + 2] += 1
+    for j in range(N):
+        start[j + 2] += start[j + 1]
+    place = np.empty(start[N + 1], np.int64)
+    for e in range(len(row)):
+        for one, other in ((row[e], col[e]), (col[e], row[e])):
+            place[start[one + 1]] = other
+            start[one + 1] += 1
     return start[: N + 1].copy(), place
 
 

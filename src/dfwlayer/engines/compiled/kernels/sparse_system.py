@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.dense import copy, kernel
+from dfwlayer.engines.compiled.kernels.ordering import entries
 from dfwlayer.engines.compiled.kernels.triangle import (
     Triangle,
     Upper,
@@ -98,37 +99,23 @@ def largest(v, size):
 @kernel
 def _bordered(parts, order):
     """[P Aᵀ Gᵀ; A 0 0; G 0 0] in an order: above its diagonal, the diagonal, where columns go."""
-    n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
-    N = n + k + m
-    at = np.empty(N, np.int64)
+    row, col, value, own = entries(parts.P, parts.A, parts.G)
+    N = len(own)
+    at, diagonal = np.empty(N, np.int64), np.empty(N)
     for i in range(N):
-        at[order[i]] = i
-    diagonal, start = np.zeros(N), np.zeros(N + 2, np.int64)
-    for turn in range(2):
-        if turn == 1:
-            for j in range(N):
-                start[j + 2] += start[j + 1]
-            row, number = np.empty(start[N + 1], np.int64), np.empty(start[N + 1])
-        for part in range(3):
-            matrix = parts.P if part == 0 else (parts.A if part == 1 else parts.G)
-            first = 0 if part == 0 else (n if part == 1 else n + k)
-            begin, place, value = matrix
-            for i in range(len(begin) - 1):
-                for p in range(begin[i], begin[i + 1]):
-                    j = place[p]
-                    if part == 0 and j <= i:
-                        if j == i and turn == 0:
-                            diagonal[at[i]] += value[p]
-                        continue
-                    a, c = at[first + i], at[j]
-                    high, low = (a, c) if a > c else (c, a)
-                    if turn == 0:
-                        start[high + 2] += 1
-                    else:
-                        e = start[high + 1]
-                        row[e], number[e] = low, value[p]
-                        start[high + 1] = e + 1
-    return Upper(start[: N + 1].copy(), row, number), diagonal, at
+        at[order[i]], diagonal[i] = i, own[order[i]]
+    high, start = np.empty(len(row), np.int64), np.zeros(N + 2, np.int64)
+    for e in range(len(row)):
+        high[e] = max(at[row[e]], at[col[e]])
+        start[high[e] + 2] += 1
+    for j in range(N):
+        start[j + 2] += start[j + 1]
+    place, number = np.empty(len(row), np.int64), np.empty(len(row))
+    for e in range(len(row)):
+        to = start[high[e] + 1]
+        place[to], number[to] = min(at[row[e]], at[col[e]]), value[e]
+        start[high[e] + 1] = to + 1
+    return Upper(start[: N + 1].copy(), place, number), diagonal, at
 
 
 @kernel
