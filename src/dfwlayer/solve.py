@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import as_flag, as_integer, as_number, check_tensor, shown
+from dfwlayer.arguments import check_tensor
 from dfwlayer.certificate import certified
 from dfwlayer.constraints.balls.lp_ball import LpBall
 from dfwlayer.constraints.base import Constraint
@@ -34,24 +33,21 @@ from dfwlayer.engines.elastic import relaxed
 from dfwlayer.engines.mapped import carried, through_transforms
 from dfwlayer.engines.prices import Origin
 from dfwlayer.engines.shapes import flattened, sizes_of
-from dfwlayer.methods import METHODS
 from dfwlayer.methods.base import Callback, Method, Outcome, Settings
+from dfwlayer.methods.settings import check_wish, settings_of
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.recorded import recordable
 from dfwlayer.ops.recorded.text import settled
 from dfwlayer.ops.signature import Known, Signature, signature_of
-from dfwlayer.ops.tensors import PLAIN, versions_in
+from dfwlayer.ops.tensors import versions_in
 from dfwlayer.ops.tracing import refuse_capture
 from dfwlayer.solution import Solution
 from dfwlayer.step_size import StepSize
-from dfwlayer.temperature import Temperature, as_temperature
+from dfwlayer.temperature import Temperature
 
-__all__ = ["again", "check_settings", "check_wish", "compile_all", "outline", "solve", "warm_up"]
-
-MODES = ("implicit", "unroll")
-Given = tuple[Any, Any, Any, Any, Any, Any, Any, Any]  # those of `check_settings`
+__all__ = ["again", "compile_all", "outline", "solve", "warm_up"]
 
 
 def outline(
@@ -81,7 +77,7 @@ def again(found: Sequence[Tensor], *args: Any, **options: Any) -> tuple[Tensor, 
         solution = solve(*args, **options)
         return (solution.x, solution.value)[: len(found)]
     arguments = Arguments(objective, constraint, x0, given["step_size"])
-    settings = _settings(tuple(given.values()), constraint.preferred_method)
+    settings = settings_of(tuple(given.values()), constraint.preferred_method)
     x, value = found[0], found[1] if len(found) > 1 else None
     flat = flattened(arguments, shape)
     if flat is None:
@@ -168,7 +164,7 @@ def solve(
             arguments = Arguments(objective, constraint, None, None)
             return _dispatched(arguments, plan.settings, signature)
     arguments = _checked(Arguments(objective, constraint, x0, step_size))
-    settings = _settings(given, constraint.preferred_method)
+    settings = settings_of(given, constraint.preferred_method)
     check_wish(on_infeasible)
     flat = flattened(arguments, shape)
     if flat is not None:
@@ -382,78 +378,3 @@ def _checked(arguments: Arguments) -> Arguments:
     if objective.unchecked or constraint.unchecked:
         return arguments._replace(objective=settled(objective), constraint=settled(constraint))
     return arguments
-
-
-def _settings(given: Given, preferred: str) -> Settings:
-    """The settings; those of plain values are checked once, as most calls come in a loop."""
-    if PLAIN.issuperset(map(type, given)):
-        return _known_settings(*given, preferred)
-    return check_settings(*given, preferred)
-
-
-def check_wish(on_infeasible: str) -> None:
-    """Raise ValueError for anything but what x may be where the set is empty."""
-    if not isinstance(on_infeasible, str) or on_infeasible not in ("nan", "least-violation"):
-        raise ValueError(
-            f"on_infeasible: expected 'nan' or 'least-violation', got {shown(on_infeasible)}"
-        )
-
-
-def check_settings(
-    method: str | Method,
-    differentiate: str,
-    tol: float,
-    max_steps: int,
-    step_size: StepSize | None,
-    temperature: float | Temperature | None,
-    verify: bool,
-    callback: Callback | None = None,
-    preferred: str = "auto",
-) -> Settings:
-    """Raise ValueError for settings that make no sense; ``preferred`` is what "auto" means."""
-    if not isinstance(differentiate, str) or differentiate not in ("auto", *MODES):
-        raise ValueError(
-            f"differentiate: expected one of {['auto', *sorted(MODES)]}, got {shown(differentiate)}"
-        )
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"method: expected one of {sorted(METHODS)}, got {method!r}")
-        if method == "auto" and differentiate == "unroll":
-            method = "dfw"  # the best method whose steps can be differentiated
-        elif method == "auto":
-            method = preferred
-        method = METHODS[method]
-    elif isinstance(method, type) or not hasattr(method, "run"):
-        raise ValueError(
-            f"method: expected a name or a method object such as FrankWolfe(), got {shown(method)}"
-        )
-    as_number("tol", tol, "a finite number ≥ 0", least=0)
-    as_integer("max_steps", max_steps, 0)
-    if step_size is not None and (isinstance(step_size, type) or not hasattr(step_size, "start")):
-        raise ValueError(
-            f"step_size: expected a rule such as ShortStep() or None, got {shown(step_size)}"
-        )
-    if differentiate == "auto":
-        differentiate = method.modes[0]
-    if differentiate not in method.modes:
-        raise ValueError(
-            f"differentiate: {type(method).__name__} offers {list(method.modes)}, got "
-            f"{differentiate!r}; to differentiate through the steps use method 'dfw'"
-        )
-    schedule = as_temperature(temperature)
-    flag = as_flag("verify", verify)
-    if callback is not None and not callable(callback):
-        raise ValueError(f"callback: expected a function or None, got {shown(callback)}")
-    return Settings(
-        method,
-        differentiate,
-        float(tol),
-        int(max_steps),
-        step_size,
-        schedule,
-        flag,
-        callback=callback,
-    )
-
-
-_known_settings = lru_cache(maxsize=64, typed=True)(check_settings)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import dfwlayer
 from dfwlayer.engines import compiled
 from dfwlayer.engines.base import Arguments
+from dfwlayer.methods.settings import check_settings
 from dfwlayer.solution import Status
 
 pytest.importorskip("numba")
 engine = import_module("dfwlayer.engines.compiled.engine")
-check_settings = import_module("dfwlayer.solve").check_settings
 SETTINGS = check_settings(
     "auto", "auto", 1e-5, 1000, None, None, True, preferred="projected-newton"
 )

@@ -13,9 +13,10 @@ import dfwlayer as dfw
 from dfwlayer.engines import compiled, host
 from dfwlayer.engines.base import Arguments, Attempt, bind
 from dfwlayer.engines.shapes import flattened
+from dfwlayer.methods.settings import check_settings
 from dfwlayer.ops.portable import portable
 from dfwlayer.ops.tensors import filled, tensors_in
-from dfwlayer.solve import _run, _solution, check_settings
+from dfwlayer.solve import _run, _solution
 from set_cases import CASES
 from set_problems import draw, quadratic
 

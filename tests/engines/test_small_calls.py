@@ -15,7 +15,7 @@ from dfwlayer import Box, CappedSimplex, L1Box, LpBall, Quadratic, Simplex, Stat
 from dfwlayer.engines import compiled
 from dfwlayer.engines.base import Arguments
 from dfwlayer.engines.compiled import layout
-from dfwlayer.solve import check_settings
+from dfwlayer.methods.settings import check_settings
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="needs Numba")
 

@@ -5,8 +5,8 @@ import torch
 import dfwlayer as dfw
 from dfwlayer.engines import compiled
 from dfwlayer.engines.base import Arguments
+from dfwlayer.methods.settings import check_settings
 from dfwlayer.ops.tensors import tensors_in
-from dfwlayer.solve import check_settings
 
 F32, F64 = torch.float32, torch.float64
 N = 8

@@ -22,9 +22,10 @@ from dfwlayer.constraints import Constraint
 from dfwlayer.engines.base import Arguments, bind
 from dfwlayer.engines.shapes import flattened
 from dfwlayer.methods import Settings
+from dfwlayer.methods.settings import check_settings, check_wish
 from dfwlayer.objectives import Objective
 from dfwlayer.solution import Solution
-from dfwlayer.solve import check_settings, check_wish, solve
+from dfwlayer.solve import solve
 
 __all__ = [
     "NAMES",

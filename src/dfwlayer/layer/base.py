@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from dfwlayer.arguments import as_integer, shown
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.methods import Method
+from dfwlayer.methods.settings import check_settings, check_wish
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.ops.tracing import recording, refuse_recording
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
-from dfwlayer.solve import check_settings, check_wish, solve
+from dfwlayer.solve import solve
 
 __all__ = ["Layer", "checked_x", "real"]
 

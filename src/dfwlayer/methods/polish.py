@@ -83,21 +83,7 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
     rounding = 4 * eps * absolute(at.value) + progress.gap_blur(x, gradient)
     unchanged = absolute(value - at.value) <= rounding
     taken = rows & select_mask(unchanged, progress.no_worse(rows & unchanged, x, gradient), lower)
-    length = inner(found.u, found.u)
-    if system.face.bends or not objective.quadratic:
-        # after a Newton step the relative error of x is of the order of its length squared
-        sharp = length <= eps * inner(x, x)
-        if system.face.bends:
-            # a set that is curved near zero bends differently at another size of an entry
-            change = found.u.abs()
-            error = change * (change / x.abs()).nan_to_num(0.0).clamp_max(1.0)
-            sharp = sharp & (inner(error, error) <= (SHARP * eps) ** 2 * inner(x, x))
-    else:
-        # f is its own model, so x is exact unless the projection has changed it by more than
-        # rounding, or the step itself is no more than that
-        off = axpy(x - origin, -1.0, found.u)
-        small = length <= (SHARP * eps) ** 2 * inner(x, x)
-        sharp = (inner(off, off) <= eps * length) | small
+    sharp = _sharp(progress, system.face, origin, found.u, x)
     idle = _idle(progress, select_mask(taken, False, rows & unchanged), found.u)
     progress.exact = select_mask(rows, select_mask(taken, sharp, idle), progress.exact)
     progress.refused = select_mask(rows, (taken | idle) == 0, progress.refused)
@@ -113,6 +99,26 @@ def polish(progress: Progress, rows: Mask, ask: int = 8) -> None:
         _ask(progress, rows & found.flat)
     if seen(rows & found.flat):
         follow(progress, rows & found.flat)
+
+
+def _sharp(progress: Progress, face: Face, origin: Tensor, u: Tensor, x: Tensor) -> Mask:
+    """Whether the step u has brought the origin to an x that is exact on its face."""
+    eps = torch.finfo(x.dtype).eps
+    length = inner(u, u)
+    if not face.bends and progress.problem.objective.quadratic:
+        # f is its own model, so x is exact unless the projection has changed it by more than
+        # rounding, or the step itself is no more than that
+        off = axpy(x - origin, -1.0, u)
+        small = length <= (SHARP * eps) ** 2 * inner(x, x)
+        return (inner(off, off) <= eps * length) | small
+    # after a Newton step the relative error of x is of the order of its length squared
+    sharp = length <= eps * inner(x, x)
+    if face.bends:
+        # a set that is curved near zero bends differently at another size of an entry
+        change = u.abs()
+        error = change * (change / x.abs()).nan_to_num(0.0).clamp_max(1.0)
+        sharp = sharp & (inner(error, error) <= (SHARP * eps) ** 2 * inner(x, x))
+    return sharp
 
 
 def _ask(progress: Progress, rows: Mask) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,21 +13,12 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
-from dfwlayer.constraints.region import Linear, Power, Round
+from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients, asks, spoiled
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
-from dfwlayer.engines.compiled.kernels.table import BUDGET
-from dfwlayer.engines.programs.form import FlatForm, Form, form_of, tensors_of
+from dfwlayer.engines.programs.bodies import Body, body_of
+from dfwlayer.engines.programs.form import Form, form_of
 from dfwlayer.engines.programs.gradients import envelope, is_own, of_shared, of_squares, summed
-from dfwlayer.engines.programs.kernels import (
-    adjoint,
-    ball,
-    polyhedron,
-    polyhedron_adjoint,
-    power,
-    projection,
-    search,
-)
 from dfwlayer.engines.programs.launch import (
     FITS,
     Repeat,
@@ -64,28 +54,6 @@ class Quadratics(NamedTuple):
     q: Strided
     A: Strided | None  # with P = AᵀA and q = −Aᵀb
     b: Strided | None
-
-
-class Body(NamedTuple):
-    """The sets, and the kernels for them."""
-
-    search: Any
-    adjoint: Any
-    parts: tuple[Strided | None, ...]  # what describes them, None for what they have not
-    widths: tuple[int, ...]  # how many strides each has
-    needed: tuple[int, ...]  # of the parts, by the adjoint
-    tensors: tuple[Tensor | None, ...]  # what a gradient may be asked for
-    shapes: tuple[tuple[int, ...], ...]  # of what one problem has of each
-    constants: dict[str, Any]  # what kernels are compiled for
-    state: int  # how many numbers of a solution are kept
-    keeps: bool = False  # the inverse on a face may be handed from the search to the adjoint
-    counts: tuple[int, ...] = ()  # of rows of each kind
-    rows: Mapping[int, slice] = MappingProxyType({})  # tensors of rows: where these are in `state`
-
-    @property
-    def ties(self) -> int:
-        """Rows of all kinds."""
-        return sum(self.counts)
 
 
 class Found(NamedTuple):
@@ -352,18 +320,11 @@ def lay_out(
     form = form_of(objective, constraint, _takes)
     if form is None:
         return None
-    sets, like = form.sets, form.vector
-    n = form.n
-    if isinstance(sets, Round | Power):
-        body: Body | None = _ball(sets, n, like)
-    elif isinstance(sets, Linear):
-        body = _polyhedron(sets, n, like)
-    else:
-        body = _polytope(sets, n, like)
+    body = body_of(form)
     if body is None:
         return None
-    tableau = isinstance(sets, Linear)
-    lanes = n + body.ties
+    tableau = isinstance(form.sets, Linear)
+    lanes = form.n + body.ties
     options = tableau_options(lanes) if tableau else options_of(lanes, form.matrix is not None)
     if options is None:
         return None
@@ -385,67 +346,6 @@ def _keep(layout: Layout, signature: Signature) -> None:
     blank = replace(form, matrix=None, vector=_NO_TENSOR)
     signature.kept["programs"] = Mould(
         blank, (first, second), layout.body, layout.options, layout.repeats, layout.plans
-    )
-
-
-def _polytope(sets: FlatForm, n: int, like: Tensor) -> Body | None:
-    """Bounds, and at most two rows that tie the coordinates together."""
-    if len(sets.bounds) > 1:
-        return None
-    (bounds,), rows = sets
-    ties = [strided(part, 1, like) for row in rows for part in (row.slope, row.total)]
-    missing = [None] * (4 - len(ties))
-    parts = strided(bounds.lower, 1, like), strided(bounds.upper, 1, like), *ties, *missing
-    kind = projection.NOTHING.value
-    if rows:
-        kind = (projection.BUDGET if rows[0].kind == BUDGET else projection.EQUATION).value
-    return Body(
-        search.search,
-        adjoint.adjoint,
-        parts,
-        (2, 2, 2, 1, 2, 1),
-        (2, 4),
-        sets.tensors,
-        ((n,), (n,), (n,), (), (n,), ()),
-        {"KIND": kind, "CUT": len(rows) > 1},
-        2 * n + 2,
-        keeps=True,
-    )
-
-
-def _ball(sets: Round | Power, n: int, like: Tensor) -> Body:
-    """A weight and a radius, and p where it is not 2."""
-    values = sets.weight, sets.radius
-    parts = tuple(strided(part, 1, like) for part in values)
-    tensors, shapes = tensors_of(*values), ((n,), ())
-    if isinstance(sets, Power):
-        parts = *parts, strided(sets.p, 0, like)
-        kernels, needed = (power.search, power.adjoint), (0, 1, 2)
-        return Body(*kernels, parts, (2, 1, 1), needed, tensors, shapes, {}, 2 * n + 2)
-    kernels = ball.search, ball.adjoint
-    return Body(*kernels, parts, (2, 1), (0, 1), tensors, shapes, {}, 2 * n + 2)
-
-
-def _polyhedron(sets: Linear, n: int, like: Tensor) -> Body:
-    """Equations, inequalities and bounds."""
-    k, g = (0 if rows is None else rows.shape[-2] for rows in (sets.A, sets.G))
-    E, G = (None if rows is None else strided(rows, 2, like) for rows in (sets.A, sets.G))
-    e, h, lower, upper = (
-        strided(side, 1, like) for side in (sets.b, sets.h, sets.lower, sets.upper)
-    )
-    return Body(
-        polyhedron.search,
-        polyhedron_adjoint.adjoint,
-        (E, e, G, h, lower, upper),
-        (3, 2, 3, 2, 2, 2),
-        (0, 2, 4, 5),
-        (sets.G, *tensors_of(sets.h), sets.A, *tensors_of(sets.b, sets.lower, sets.upper)),
-        ((g, n), (g,), (k, n), (k,), (n,), (n,)),
-        {},
-        2 * n + k + g + 1,
-        False,
-        (k, g),
-        {0: slice(n + k, n + k + g), 2: slice(n, n + k)},
     )
 
 

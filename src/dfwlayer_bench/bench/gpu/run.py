@@ -151,7 +151,7 @@ def measured(
 def _share_left(P: Tensor, q: Tensor, body: Constraint) -> float:
     """Of the problems that programs leave to tensor operations, 1 for a set they do not take."""
     from dfwlayer.engines.base import Arguments
-    from dfwlayer.solve import check_settings
+    from dfwlayer.methods.settings import check_settings
 
     settings = check_settings("auto", "auto", 1e-5, 1000, None, None, True)
     found = compiled.attempt(Arguments(dfw.Quadratic(P, q), body, None, None), settings)

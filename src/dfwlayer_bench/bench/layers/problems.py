@@ -206,21 +206,20 @@ def _paths(count: int, side: int, seed: int) -> Posed:
     return _hull("paths", n, *rows, None, cheapest_path(side), count, seed)
 
 
-PROBLEMS: dict[str, Callable[[int], Posed]] = {
-    "program": lambda seed: _program(100, 100, seed, projects=False),
-    "polytope": lambda seed: _program(100, 100, seed, projects=True),
-    "random": partial(_random, 128, 50, 50, 10),
-    "simplex": partial(_simplex, 128, 100),
-    "assignment": partial(_assignment, 32, 8),
-    "paths": partial(_paths, 32, 6),
-    "tiny-program": lambda seed: _program(4, 8, seed, projects=False),
-    "tiny-polytope": lambda seed: _program(4, 8, seed, projects=True),
-    "tiny-random": partial(_random, 4, 8, 8, 2),
-    "tiny-simplex": partial(_simplex, 4, 6),
-    "tiny-assignment": partial(_assignment, 4, 3),
-    "tiny-paths": partial(_paths, 4, 3),
+# how each kind is made, its sizes in the suite, and those of `--quick`
+KINDS: dict[str, tuple[Callable[..., Posed], tuple[int, ...], tuple[int, ...]]] = {
+    "program": (partial(_program, projects=False), (100, 100), (4, 8)),
+    "polytope": (partial(_program, projects=True), (100, 100), (4, 8)),
+    "random": (_random, (128, 50, 50, 10), (4, 8, 8, 2)),
+    "simplex": (_simplex, (128, 100), (4, 6)),
+    "assignment": (_assignment, (32, 8), (4, 3)),
+    "paths": (_paths, (32, 6), (4, 3)),
 }
-QUICK = tuple(name for name in PROBLEMS if name.startswith("tiny"))
+Made = dict[str, Callable[[int], Posed]]  # by name, from a seed
+FULL: Made = {name: partial(made, *sizes) for name, (made, sizes, _) in KINDS.items()}
+TINY: Made = {f"tiny-{name}": partial(made, *sizes) for name, (made, _, sizes) in KINDS.items()}
+PROBLEMS: Made = FULL | TINY
+QUICK = tuple(TINY)
 
 
 def make(name: str, seed: int) -> Posed:
