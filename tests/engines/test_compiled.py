@@ -20,6 +20,7 @@ from compiled_cases import (
 )
 from dfwlayer.engines import compiled
 from dfwlayer.methods import METHODS
+from dfwlayer.methods.base import Ability
 from dfwlayer.ops.tensors import filled, tensors_in
 
 
@@ -146,7 +147,7 @@ def test_what_is_not_for_it():
     assert attempted(dfw.Quadratic(P + torch.ones(4, 4).triu(1), q), body) is None
     own = torch.eye(700, dtype=F64).expand(2, 700, 700)
     assert attempted(dfw.Quadratic(own, torch.ones(2, 700, dtype=F64)), body) is None
-    assert METHODS["auto"].compiles
+    assert Ability.COMPILED in METHODS["auto"].abilities
 
 
 @pytest.mark.parametrize(

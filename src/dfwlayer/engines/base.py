@@ -13,7 +13,7 @@ from torch import Tensor
 from dfwlayer.arguments import common_batch
 from dfwlayer.constraints.base import Constraint, Face
 from dfwlayer.constraints.parameters import merged
-from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.base import Ability, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.translated import Translated
 from dfwlayer.ops.rows import where_rows
@@ -91,7 +91,7 @@ class Task:
     def _point_of_the_set(self) -> Tensor:
         size = (*self.lead, math.prod(self.shape))
         blank = torch.zeros(size, dtype=self.objective.dtype, device=self.objective.device)
-        if getattr(self.settings.method, "starts_anywhere", False):
+        if self.settings.can(Ability.STARTS_ANYWHERE):
             start = blank if self.start is None else self.start.expand(size)
             return torch.where(torch.isfinite(start).all(-1, keepdim=True), start, blank)
         if self.start is None:
@@ -124,7 +124,7 @@ class Task:
         value, gap, status = outcome.value, outcome.gap, outcome.status
         assert value is not None and gap is not None  # noqa: PT018
         found: Tensor | None = None
-        if getattr(self.settings.method, "proves_empty", False):
+        if self.settings.can(Ability.PROVES_EMPTY):
             found = torch.where(status == Status.INFEASIBLE, status, 0)
         value, gap = self.without_lost(value, found), self.without_lost(gap, found)
         if (bad := merged(self.bad, found)) is not None:

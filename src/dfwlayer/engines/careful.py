@@ -26,7 +26,7 @@ from dfwlayer.engines.base import (
     part_of,
     spread_out,
 )
-from dfwlayer.methods.base import Outcome, is_invariant
+from dfwlayer.methods.base import Ability, Outcome
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.scale import ROUNDING
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
@@ -77,7 +77,7 @@ def out_of_range(objective: Objective, constraint: Constraint, start: Tensor) ->
 def takes_care(task: Task) -> bool:
     """Whether a task may be solved in other units, and is not already."""
     settings = task.settings
-    exact = settings.mode == "implicit" and is_invariant(settings.method)
+    exact = settings.mode == "implicit" and settings.can(Ability.ANY_UNITS)
     plain = settings.step_size is None and not task.in_units
     return exact and plain and task.point.numel() > 0
 

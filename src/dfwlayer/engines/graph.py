@@ -13,7 +13,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.engines import eager
 from dfwlayer.engines.base import Located, Task
 from dfwlayer.engines.careful import out_of_range
-from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.base import Ability, Outcome, Problem, Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.graphs import may_record, replay
 from dfwlayer.ops.tensors import filled, static_of, tensors_in
@@ -57,8 +57,7 @@ def records(objective: Objective, constraint: Constraint, settings: Settings) ->
         return False
     if settings.max_steps < LEAST_STEPS or not objective.recordable:
         return False
-    able = getattr(settings.method, "recordable", False)
-    return able and constraint.as_recordable() is not None
+    return settings.can(Ability.RECORDED) and constraint.as_recordable() is not None
 
 
 def _recorded(task: Task, attempts: int) -> Recorded | None:

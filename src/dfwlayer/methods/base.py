@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Flag, auto
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -18,13 +19,13 @@ from dfwlayer.step_size import Backtracking, Query, Rule, ShortStep, StepSize
 from dfwlayer.temperature import Temperature
 
 __all__ = [
+    "Ability",
     "Callback",
     "Method",
     "Outcome",
     "Problem",
     "Settings",
     "State",
-    "is_invariant",
     "iterate",
     "move",
     "priced",
@@ -64,6 +65,17 @@ class Problem(NamedTuple):
         return value, gradient, self.constraint.face(x, gradient, scale)
 
 
+class Ability(Flag):
+    """What some methods can do beside; one without a word of it has none."""
+
+    NONE = 0
+    COMPILED = auto()  # only its solution counts, so compiled code may find it in its place
+    RECORDED = auto()  # its first rounds may be recorded in a CUDA graph
+    ANY_UNITS = auto()  # it does the same in any units of f and x, so `solve` may choose them
+    STARTS_ANYWHERE = auto()  # it needs no point of the set to start from
+    PROVES_EMPTY = auto()  # it may find that the set has no point
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to solve and how long; the settings of `dfwlayer.solve` after they were checked."""
@@ -85,9 +97,13 @@ class Settings:
     @cached_property
     def compiles(self) -> bool:
         """Whether only the solution counts, and not the steps to it, so that others may find it."""
-        exact = self.mode == "implicit" and getattr(self.method, "compiles", False)
+        exact = self.mode == "implicit" and self.can(Ability.COMPILED)
         plain = self.step_size is None and self.callback is None and self.spent is None
         return exact and plain and self.max_steps > 0
+
+    def can(self, ability: Ability) -> bool:
+        """Whether the method has that ability."""
+        return ability in getattr(self.method, "abilities", Ability.NONE)
 
     def stopped(
         self, problem: Problem, x: Tensor, value: Tensor, gradient: Tensor, num_steps: Tensor
@@ -119,11 +135,7 @@ class Outcome(NamedTuple):
 
 
 class Method(Protocol):
-    """A way to solve.
-
-    One that needs no point of the set to start from has a true ``starts_anywhere``, one that may
-    find that there is none a true ``proves_empty``.
-    """
+    """A way to solve. What one can do beside it may say in ``abilities``, see `Ability`."""
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -131,11 +143,6 @@ class Method(Protocol):
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """Solve from the feasible start x (..., n)."""
-
-
-def is_invariant(method: Method) -> bool:
-    """Whether a method does the same in any units of f and x, so that `solve` may choose them."""
-    return getattr(method, "invariant", False)
 
 
 class State(NamedTuple):

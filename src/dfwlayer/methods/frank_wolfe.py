@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from dfwlayer.arguments import as_flag
 from dfwlayer.constraints.base import Atoms
 from dfwlayer.methods.base import (
+    Ability,
     Outcome,
     Problem,
     Settings,
@@ -39,13 +41,10 @@ class FrankWolfe:
 
     pairwise: bool = True
 
+    abilities: ClassVar[Ability] = Ability.ANY_UNITS
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairwise", as_flag("pairwise", self.pairwise))
-
-    @property
-    def invariant(self) -> bool:
-        """It does the same in any units."""
-        return True
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.arguments import as_integer
-from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.base import Ability, Outcome, Problem, Settings
 from dfwlayer.methods.progress import Progress, RecordedProgress
 from dfwlayer.methods.rounds import run
 from dfwlayer.ops.rows import by_recording, on_host
@@ -51,19 +51,10 @@ class ProjectedNewton:
         return ("implicit",)
 
     @property
-    def invariant(self) -> bool:
-        """It does the same in any units."""
-        return True
-
-    @property
-    def compiles(self) -> bool:
-        """Compiled code may take its place, where nobody has chosen another length of rounds."""
-        return self == ProjectedNewton()
-
-    @property
-    def recordable(self) -> bool:
-        """The first rounds may be recorded in a CUDA graph."""
-        return True
+    def abilities(self) -> Ability:
+        """Compiled code takes its place where nobody has chosen another length of rounds."""
+        compiled = Ability.COMPILED if self == ProjectedNewton() else Ability.NONE
+        return Ability.ANY_UNITS | Ability.RECORDED | compiled
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """See the class."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.methods.base import Outcome, Problem, Settings
+from dfwlayer.methods.base import Ability, Outcome, Problem, Settings
 from dfwlayer.objectives.model import Model, SparseModel
 from dfwlayer.solution import Status
 
@@ -33,9 +33,7 @@ class SequentialQP:
     """
 
     modes: ClassVar[tuple[str, ...]] = ("implicit",)
-    compiles: ClassVar[bool] = True
-    starts_anywhere: ClassVar[bool] = True
-    proves_empty: ClassVar[bool] = True
+    abilities: ClassVar[Ability] = Ability.COMPILED | Ability.STARTS_ANYWHERE | Ability.PROVES_EMPTY
 
     def run(self, problem: Problem, x: Tensor, settings: Settings) -> Outcome:
         """Solve from x (..., n), which matters for an f that is not quadratic only."""
