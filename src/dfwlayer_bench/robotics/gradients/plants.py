@@ -23,16 +23,16 @@ class Plant:
     """A machine, how it moves, and what it may spend."""
 
     name: str
+    begin: Callable[[Tensor], Tensor]  # draws (R, draws) -> states
+    observe: Callable[[Tensor], Tensor]  # states -> observations
+    weights: Callable[[Tensor], Tensor]  # observations -> (R, action_size)
+    move: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # states, actions -> states, rewards
     action_size: int
     draws: int  # uniform numbers in [0, 1] that make a state
     limit: float
     episode: int  # steps
     gamma: float  # discount
-    steps: int  # of training
-    begin: Callable[[Tensor], Tensor]  # draws (R, draws) -> states
-    observe: Callable[[Tensor], Tensor]  # states -> observations
-    weights: Callable[[Tensor], Tensor]  # observations -> (R, action_size)
-    move: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # states, actions -> states, rewards
+    steps: int = 12_000  # of training
 
 
 # an arm of two links of length ½, whose tip reaches for a point: q, ω, target
@@ -57,6 +57,10 @@ def _observe_arm(state: Tensor) -> Tensor:
     return torch.cat((angles.cos(), angles.sin(), velocities, _missed(state)), -1)
 
 
+def _weights_of_arm(seen: Tensor) -> Tensor:
+    return seen[:, 4:6]
+
+
 def _move_arm(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Each joint by itself obeys ω̇ = 8a − ω/2; semi-implicit Euler."""
     velocities = (state[:, 2:4] + STEP * (8 * action - state[:, 2:4] / 2)).clamp(-8, 8)
@@ -75,6 +79,10 @@ def _observe_pendulum(state: Tensor) -> Tensor:
     return torch.stack((state[:, 0].cos(), state[:, 0].sin(), state[:, 1]), -1)
 
 
+def _weights_of_pendulum(seen: Tensor) -> Tensor:
+    return 2 * seen[:, 2:]
+
+
 def _move_pendulum(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     angle, velocity, torque = state[:, 0], state[:, 1], 2 * action[:, 0]
     from_top = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
@@ -83,34 +91,12 @@ def _move_pendulum(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack((angle + STEP * velocity, velocity), -1), -cost
 
 
+ARM = (_begin_arm, _observe_arm, _weights_of_arm, _move_arm)
+PENDULUM = (_begin_pendulum, _observe_pendulum, _weights_of_pendulum, _move_pendulum)
 PLANTS: dict[str, Plant] = {
     plant.name: plant
     for plant in (
-        Plant(
-            name="arm",
-            action_size=2,
-            draws=4,
-            limit=0.5,
-            episode=60,
-            gamma=0.95,
-            steps=12_000,
-            begin=_begin_arm,
-            observe=_observe_arm,
-            weights=lambda seen: seen[:, 4:6],
-            move=_move_arm,
-        ),
-        Plant(
-            name="pendulum",
-            action_size=1,
-            draws=2,
-            limit=4.0,
-            episode=200,
-            gamma=0.98,
-            steps=12_000,
-            begin=_begin_pendulum,
-            observe=_observe_pendulum,
-            weights=lambda seen: 2 * seen[:, 2:],
-            move=_move_pendulum,
-        ),
+        Plant("arm", *ARM, action_size=2, draws=4, limit=0.5, episode=60, gamma=0.95),
+        Plant("pendulum", *PENDULUM, action_size=1, draws=2, limit=4.0, episode=200, gamma=0.98),
     )
 }
