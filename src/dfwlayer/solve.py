@@ -222,6 +222,7 @@ def compile_all(first: str = "") -> bool:
         q.requires_grad_()
         wide = 4 * torch.eye(2, 9, dtype=q.dtype) + 1  # few of its columns will do
         by_columns = LeastSquares(wide.to_sparse(), 9 * q)
+        single = Quadratic(eye.float().to_sparse(), q.float())
         examples = (
             ("search", Quadratic(eye, q), LpBall(1)),  # flat sets, also those only projected onto
             ("nearest", Quadratic(None, q), LpBall(1)),
@@ -229,7 +230,8 @@ def compile_all(first: str = "") -> bool:
             ("power", Quadratic(eye, q), LpBall(3)),
             ("linear", Quadratic(eye, q), Polyhedron(eye, 0.0)),
             ("outside exchange", by_columns, LpBall(1)),
-            ("barrier", Quadratic(eye.to_sparse(), q), Polyhedron(eye, 0.0)),
+            ("thin", Quadratic(eye.to_sparse(), q), Polyhedron(eye, 0.0)),
+            ("barrier", single, Polyhedron(eye.float(), 0.0)),
         )
         for _, objective, body in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, body).x.sum(), q)

@@ -57,9 +57,9 @@ def test_what_is_unique_is_found_and_differentiated(seed):
 
 
 def test_equations_that_depend_on_each_other_where_f_is_flat_are_left():
-    """Neither x nor what they carry is unique."""
+    """Neither x nor what they carry is unique, which matters where a gradient is asked for."""
     P = torch.diag(torch.tensor([1.0, 0.0, 0.0], dtype=F64))
-    q = torch.tensor([1.0, 0.0, 0.0], dtype=F64)
+    q = torch.tensor([1.0, 0.0, 0.0], dtype=F64, requires_grad=True)
     A = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], dtype=F64)
     b = torch.tensor([2.0, 2.0, 1.0], dtype=F64)
     assert attempted(*problem(P, q, A=A, b=b)) is None

@@ -307,6 +307,10 @@ class Objective(ABC):
         """
         return self.dense()
 
+    def whole(self) -> Dense | None:
+        """Like `dense`, with a matrix that may be a sparse tensor."""
+        return self.dense()
+
     @property
     def recordable(self) -> bool:
         """Whether no operation makes the host wait for a GPU, so that a CUDA graph may hold it."""

@@ -150,6 +150,11 @@ class Quadratic(ProductQuadratic):
         apart = P is not None and (P.layout != torch.strided or is_distributed(P))
         return None if apart else Dense(P, self.q, squared=False)
 
+    def whole(self) -> Dense | None:
+        """P and q, unless P is in parts."""
+        apart = self.P is not None and is_distributed(self.P)
+        return None if apart else Dense(self.P, self.q, squared=False)
+
     def suspect(self) -> Tensor:
         """Whether values are not finite, or P v and Pᵀv differ by more than rounding."""
         total = self.q.detach().sum()

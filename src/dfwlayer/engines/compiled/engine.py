@@ -15,6 +15,7 @@ from dfwlayer.engines.compiled.background import NotCompiledError, busy, start, 
 from dfwlayer.engines.compiled.interior import walked
 from dfwlayer.engines.compiled.kernels.outcome import SHARED, SOLVED, TIED
 from dfwlayer.engines.compiled.layout import Layout, lay_out, origin
+from dfwlayer.engines.compiled.thin import ThinPrograms, lay_out_thin
 from dfwlayer.engines.compiled.working_set import WorkingSets, lay_out_columns
 from dfwlayer.linalg.quadratic.homogeneous import offer
 from dfwlayer.methods.base import Settings
@@ -47,7 +48,11 @@ def _attempt(
     arguments: Arguments, settings: Settings, signature: Signature | None
 ) -> Attempt | None:
     objective, constraint, x0, _ = arguments
-    layout = lay_out(objective, constraint, signature) or lay_out_columns(objective, constraint)
+    layout = (
+        lay_out(objective, constraint, signature)
+        or lay_out_columns(objective, constraint)
+        or lay_out_thin(objective, constraint)
+    )
     if layout is None:
         return None
     tol, single = settings.tol, layout.batch is None
@@ -88,7 +93,7 @@ def _rest(values: Array, codes: Array, ended: Array, single: bool) -> tuple[Tens
     return tuple(from_numpy(part[0, ...] if single else part) for part in parts)
 
 
-def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)
+def _lost(layout: Layout | WorkingSets | ThinPrograms, codes: Array) -> Array:  # (B,) -> (B,)
     """Which problems are for others; those that are solved for what is asked for become so."""
     # which multipliers hold x is of no interest, or not to the data of f, which come first
     for code, first in ((SHARED, 0), (TIED, 2)):
@@ -98,7 +103,7 @@ def _lost(layout: Layout | WorkingSets, codes: Array) -> Array:  # (B,) -> (B,)
     return lost
 
 
-def _start(layout: Layout | WorkingSets, x0: Tensor) -> Array | None:
+def _start(layout: Layout | WorkingSets | ThinPrograms, x0: Tensor) -> Array | None:
     """Where to start (1, n) or (B, n), None if the question is for others."""
     n = layout.n
     if (

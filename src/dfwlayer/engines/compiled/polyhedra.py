@@ -10,11 +10,13 @@ from torch import Tensor
 
 from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, outer, stretched, summed
+from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, stretched
 from dfwlayer.engines.compiled.kernels import linear, outcome
+from dfwlayer.engines.compiled.kernels.constants import SINGLE
 from dfwlayer.engines.compiled.results import Adjoint, Arrays, Limits, Results
+from dfwlayer.engines.compiled.thin import SparseProgram, by_rows, pulled
 from dfwlayer.engines.compiled.threads import spread
-from dfwlayer.linalg.quadratic.thin import SHARE
+from dfwlayer.linalg.quadratic.thin import FEW, SHARE
 from dfwlayer.ops.matrices import has_scipy
 from dfwlayer.ops.values import Value
 
@@ -22,6 +24,7 @@ __all__ = ["Polyhedra", "polyhedra_of"]
 
 LARGEST = 600  # coordinates
 ENTRIES = 10**6  # of G and A of one problem
+ANSWERED = outcome.SOLVED, outcome.SHARED, outcome.TIED
 THIN = 12 * 10**6  # multiplications before the first step, beyond which sparse factors are faster
 
 
@@ -55,9 +58,9 @@ class Polyhedra:
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, rows = start.shape[1], self._count
         found = Results.blank(batch, n, rows)
-        if batch == 1 and self._is_thin(objective[0]):
-            found.codes[0] = outcome.UNFIT
-            return found
+        thin = self._thin(objective[0]) if batch == 1 and self._is_large else None
+        if thin is not None:
+            return self._searched(thin, objective, limits)
         own = self.E, self.e, self.G, self.h, self.lower, self.upper
         given = *objective, *own, *limits, *found[:4]
         spread(
@@ -65,22 +68,47 @@ class Polyhedra:
             batch,
             n**3 // 3 + rows * n * n // 2 + 8 * n * n * rows,
         )
+        if batch == 1 and found.codes.item(0) not in ANSWERED and has_scipy():
+            thin = self._thin(objective[0], few=FEW)
+            again = found if thin is None else self._searched(thin, objective, limits)
+            return again if again.codes.item(0) in ANSWERED else found
         return found
 
-    def _is_thin(self, P: Array) -> bool:
-        """Whether sparse factors are faster: those here take all entries for numbers."""
+    def _searched(self, thin: SparseProgram, objective: Arrays, limits: Limits) -> Results:
+        """By sparse factors."""
+        if limits[0] == SINGLE or objective[2].size:  # rounding x, and residuals, are for others
+            found = Results.blank(1, self.lower.shape[1], self._count)
+            found.codes[0] = outcome.UNFIT
+            return found
+        own = objective[1], self.e, self.h, self.lower, self.upper
+        return thin.search([part[0] for part in own], limits)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether sparse factors are faster, if there are few entries."""
         n = self.lower.shape[1]
-        if n**3 // 3 + self._count * n * n // 2 < THIN or not has_scipy():
-            return False
+        return n**3 // 3 + self._count * n * n // 2 >= THIN and has_scipy()
+
+    def _thin(self, P: Array, few: int = 0) -> SparseProgram | None:
+        """The matrices of one problem by rows, where mostly zeros or no more than a few entries.
+
+        The dense factors here take all entries for numbers.
+        """
         parts = P, self.E, self.G
-        stored = sum(int(np.count_nonzero(part)) for part in parts)
-        return stored <= SHARE * sum(part.size for part in parts)
+        size = sum(part.size for part in parts)
+        if not P.size or (few and size > few):
+            return None
+        program = SparseProgram(*(by_rows(part[0]) for part in parts))
+        return program if few or program.stored <= SHARE * size else None
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         u, nu = np.empty_like(v), np.empty_like(found.multipliers)
         own = self.E, self.G, self.lower, self.upper
         given = P, *own, eps, found.codes, found.multipliers, v, u, nu
         batch, n = v.shape
+        thin = self._thin(P) if batch == 1 and self._is_large else None
+        if thin is not None:
+            return thin.adjoint(self.lower[0], self.upper[0], found, v)
         spread(lambda first, end: linear.adjoint(first, end, *given), batch, n**3)
         return Adjoint(u, nu, None)
 
@@ -88,30 +116,9 @@ class Polyhedra:
         return Adjoint(np.zeros_like(found.x), -found.multipliers, None)
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
-        """Of −⟨u, Gᵀλ + Eᵀμ⟩ − Σ ν_j (⟨n_j, x⟩ − c_j), and x_i moves with its bound.
-
-        That is the one that holds it, and the upper one where l = u and neither does.
-        """
-        form, k = self.form, self.E.shape[1]
-        ties = k + self.G.shape[1]
-        gradients: Gradients = []
-        for matrix, side, own, first in (
-            (form.G, form.h, asked[:2], slice(k, ties)),
-            (form.A, form.b, asked[2:4], slice(k)),
-        ):
-            force, nu = found.multipliers[:, first], adjoint.nu[:, first]
-            of_matrix: Tensor | None = None
-            if own[0]:
-                assert matrix is not None
-                of_matrix = outer(matrix, -force, adjoint.u, -nu, found.x)
-            gradients += [of_matrix, summed(side, nu) if own[1] else None]
-        force, nu = found.multipliers[:, ties:], adjoint.nu[:, ties:]
-        for value, at, want in (
-            (form.lower, force < 0, asked[4]),
-            (form.upper, force >= 0, asked[5]),
-        ):
-            gradients.append(summed(value, np.where(at, nu, 0.0)) if want else None)
-        return gradients
+        """See `pulled`."""
+        k = self.E.shape[1]
+        return pulled(self.form, (k, k + self.G.shape[1]), asked, found, adjoint)
 
 
 def polyhedra_of(form: Linear, n: int, batch: Batch) -> Polyhedra | None:

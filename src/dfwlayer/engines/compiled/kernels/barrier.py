@@ -38,7 +38,7 @@ from dfwlayer.engines.compiled.kernels.sparse_system import (
     prepared,
 )
 
-__all__ = ["NEAR", "walk"]
+__all__ = ["NEAR", "arrived", "room_for", "walk"]
 
 RIDGES = ((1e-11, 1e-9), (1e-8, 1e-8))  # ρ and δ of either walk
 NEAR = 1e-4  # of a solution: residuals and gap, relative, with which there is a face
@@ -63,7 +63,8 @@ class Point(NamedTuple):
 
 
 @kernel
-def _point(n, k, rows):
+def room_for(n, k, rows):
+    """Memory for an iterate."""
     return Point(np.zeros(n), np.zeros(k), np.zeros(rows), np.zeros(rows))
 
 
@@ -233,7 +234,7 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
     """
     n, k, every = len(parts.q), len(parts.b), len(parts.limits)
     held = parts.held
-    at, way, ahead = _point(n, k, every), _point(n, k, every), _point(n, k, every)
+    at, way, ahead = room_for(n, k, every), room_for(n, k, every), room_for(n, k, every)
     weight, holding = np.zeros(every), np.zeros(every, np.bool_)
     residuals = np.empty(n), np.empty(k), np.empty(every)
     room = np.zeros(every), np.zeros(every), np.empty(n), np.empty(k), ahead
@@ -276,6 +277,22 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
     return least, taken, creeps
 
 
+@kernel
+def arrived(parts, most, best, holds, corner):
+    """Where the steps end, in the arrays: the system of the face, how far it is off, and steps."""
+    system = prepared(parts, elimination_order(parts.P, parts.A, parts.G))
+    least, taken, creeps = _walked(parts, system, RIDGES[0], True, False, most, np.inf, best, holds)
+    if least > SURE and taken < most:
+        ridge = RIDGES[0] if creeps else RIDGES[1]
+        least, more, _ = _walked(
+            parts, system, ridge, creeps, creeps, most - taken, least, best, holds
+        )
+        taken += more
+    if least < NEAR:
+        settle(parts, system, best, holds, *corner)
+    return system, least, taken
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -287,19 +304,8 @@ def _on_disk(stamp):
         and z again, is for the minimiser on the face that they lead to.
         """
         _ = stamp
-        parts = Parts(P, A, G, q, b, limits, held)
-        system, best = prepared(parts, elimination_order(P, A, G)), Point(x, nu, z, s)
-        least, taken, creeps = _walked(
-            parts, system, RIDGES[0], True, False, most, np.inf, best, holds
-        )
-        if least > SURE and taken < most:
-            ridge = RIDGES[0] if creeps else RIDGES[1]
-            least, more, _ = _walked(
-                parts, system, ridge, creeps, creeps, most - taken, least, best, holds
-            )
-            taken += more
-        if least < NEAR:
-            settle(parts, system, best, holds, *corner)
+        parts, best = Parts(P, A, G, q, b, limits, held), Point(x, nu, z, s)
+        _, least, taken = arrived(parts, most, best, holds, corner)
         return least, taken
 
     return walk

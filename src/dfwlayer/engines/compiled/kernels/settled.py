@@ -13,7 +13,7 @@ from dfwlayer.engines.compiled.kernels.dense import fill, kernel
 from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
-__all__ = ["settle"]
+__all__ = ["faced", "settle"]
 
 RIDGE = 1e-9  # that makes the factor exist; refinement takes it away again
 STILL = 1e30  # on the diagonal, of what must not move
@@ -31,7 +31,7 @@ def _single(z, holds, n, m):
 
 
 @kernel
-def _factorised(parts, system, holds):
+def faced(parts, system, holds):
     """Factorise the matrix of the face with a ridge; refinement is for the one without."""
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     place, diagonal, unit = system.place, system.diagonal, system.unit
@@ -71,7 +71,7 @@ def settle(parts, system, at, holds, x, nu, z):
     """
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     _single(at.z, holds, n, m)
-    _factorised(parts, system, holds)
+    faced(parts, system, holds)
     place, right, found = system.place, system.right, system.found
     product, slope = np.empty(n), np.empty(n)
     beside, rows = np.empty(k), np.empty(m)

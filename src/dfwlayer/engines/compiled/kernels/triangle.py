@@ -113,8 +113,11 @@ def _reach(start, row, value, j, parent, mark, path, reached, line):
 
 @kernel
 def factorise(upper, diagonal, signs, L):
-    """Fill L for the matrix with that diagonal (N,) and pivots of those signs (N,), 1 or −1."""
-    N = len(diagonal)
+    """Fill L for the matrix with that diagonal (N,) and pivots of those signs (N,), 1 or −1.
+
+    Returns how many pivots had to be replaced.
+    """
+    N, replaced = len(diagonal), 0
     above, over, given = upper.start, upper.row, upper.value
     start, row, value, inverse, filled = L.start, L.row, L.value, L.inverse, L.filled
     parent, joined, mark, path, reached = L.parent, L.joined, L.mark, L.path, L.reached
@@ -163,7 +166,9 @@ def factorise(upper, diagonal, signs, L):
                 t += 1
         if not pivot * signs[j] > TINY:
             pivot = signs[j] * RAISED
+            replaced += 1
         inverse[j] = 1 / pivot
+    return replaced
 
 
 @kernel
