@@ -57,8 +57,10 @@ class Look:
 
 
 def look_of(index: int) -> Look:
-    """The look of the index-th of many."""
-    return Look(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+    """The look of the index-th of many; colours come round again with dashes and hollow markers."""
+    again, place = divmod(index, len(COLOURS))
+    marker = MARKERS[(place + again) % len(MARKERS)]
+    return Look(COLOURS[place], marker, line="--" if again else "-", hollow=bool(again))
 
 
 @dataclass(frozen=True)

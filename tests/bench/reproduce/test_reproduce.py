@@ -32,7 +32,7 @@ from dfwlayer_bench.reproduce.studies.base import (
     run_studies,
     saved_records,
 )
-from dfwlayer_bench.systems import SYSTEMS
+from dfwlayer_bench.systems import PAPER_SYSTEMS, SYSTEMS
 
 NO_TERMINAL = {"COLUMNS": "80", "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "GITHUB_ACTIONS": None}
 
@@ -387,3 +387,8 @@ def test_a_record_is_run_again_only_if_its_settings_changed(tmp_path):
     for setting in (1, 1, 2):
         run_studies(plan(), [study(setting)], store, silent)
     assert ran == [1, 2]
+
+
+def test_no_two_systems_of_a_figure_look_the_same():
+    looks = {look_of(index) for index in range(len(SYSTEMS) + len(PAPER_SYSTEMS))}
+    assert len(looks) == len(SYSTEMS) + len(PAPER_SYSTEMS) > 12

@@ -29,7 +29,9 @@ from dfwlayer_bench.robotics.files import (
     save_dataset,
 )
 from dfwlayer_bench.robotics.imitation.evaluate import (
+    EVALUATION,
     FRESH_SEED,
+    Policies,
     act_of,
     evaluate,
     roll_out_together,
@@ -335,6 +337,16 @@ def test_powers_in_the_simulator_are_recounted(task):
     assert told.violation_rate == (found.powers > short.limit).mean() > 0
     assert told.largest_violation == found.powers.max() - short.limit
     assert told.returns == found.returns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("returns", "number"), [([5.0], 0), ([1.0, 9.0, 4.0], 2), ([3, 1, 2, 9], 2)]
+)
+def test_the_episode_that_is_filmed_is_no_lucky_one(tmp_path, returns, number):
+    content = {"none-7": {"returns": returns}}
+    (tmp_path / EVALUATION).write_text(json.dumps(content), encoding="utf-8")
+    known = Policies(tmp_path, CHEETAH, Actor(CHEETAH.observation_size, CHEETAH.action_size))
+    assert known.median_episode("none", 7) == number
 
 
 def dfw(*arguments):

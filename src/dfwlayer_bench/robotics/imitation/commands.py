@@ -36,7 +36,7 @@ FILM_STEPS, QUICK_FILM_STEPS = 240, 20
 QUICK_SECONDS = {"imitate": 40, "evaluate": 15, "all": 55}  # on 2 cores
 DRAWN = ("expert", "none", "dfwlayer")  # whose power is drawn
 QUICK_EVALUATED = ("none", "dfwlayer", "radial")  # others take a minute for an episode
-FILMED = ("expert", "dfwlayer")
+FILMED = ("none", "dfwlayer")
 WIDTH = 200  # columns, where the output is no terminal
 
 Layers = Annotated[
@@ -139,7 +139,7 @@ def evaluate(
     layers: Layers = None,
     expert: options.Expert = None,
     animation: Annotated[
-        bool, typer.Option(help="Film the expert and the policy with the layer.")
+        bool, typer.Option(help="Film the policies without and with the layer.")
     ] = True,
     threads: options.Threads = 1,
     out: options.Out = options.OUT,
@@ -177,7 +177,7 @@ def evaluate(
             if animation:
                 steps = QUICK_FILM_STEPS if quick else FILM_STEPS
                 filmed = [job for job in first if job[0] in FILMED]
-                if animate(policies, filmed, steps) is None:
+                if filmed and animate(policies, filmed, steps) is None:
                     console.print("The simulator cannot draw here: there is no animation.")
 
         return _through(work, lambda: write_all(folder, chosen, names, numbers), folder, console)

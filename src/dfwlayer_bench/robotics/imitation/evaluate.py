@@ -139,6 +139,11 @@ class Policies:
         policy, metadata = load_policy(self.folder, self.task, layer, seed)
         return act_of(policy), int(metadata["step"])
 
+    def median_episode(self, layer: str, seed: int) -> int:
+        """The number of an episode whose return is the median, or the next lower, of a policy's."""
+        returns = self.known[f"{layer}-{seed}"]["returns"]
+        return int(np.argsort(returns)[(len(returns) - 1) // 2])
+
     def evaluate(self, layer: str, seed: int, episodes: int) -> Evaluation:
         """Fresh episodes of one policy, or what is known of them."""
         act, steps = self.act(layer, seed)

@@ -135,13 +135,16 @@ def trace_power(policies: Policies, jobs: Sequence[tuple[str, int]], steps: int)
 
 
 def animate(policies: Policies, jobs: Sequence[tuple[str, int]], steps: int) -> Path | None:
-    """Film these policies side by side; None where the simulator cannot draw here."""
+    """Film these policies side by side; None where the simulator cannot draw here.
+
+    The episode is the one whose return is the median of the first policy's.
+    """
     from dfwlayer_bench.robotics.imitation.animation import STRIDE, film, record, save_animation
 
-    task = policies.task
+    task, episode = policies.task, FRESH_SEED + policies.median_episode(*jobs[0])
     try:
         scenes = {
-            _title(layer): record(task, policies.act(layer, seed)[0], steps, FRESH_SEED)
+            _title(layer): record(task, policies.act(layer, seed)[0], steps, episode)
             for layer, seed in jobs
         }
     except (ImportError, RuntimeError, AttributeError, OSError):
