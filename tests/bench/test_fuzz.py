@@ -341,6 +341,8 @@ def test_nothing_heavy_is_imported() -> None:
         (20261202, 427),  # an entry that is zero, left at 1e-46 of the others
         (20261202, 1094),  # a row of zeros beside limits of 1e23
         (20261202, 6315),  # costs of 1e40 on plans of 1e-16
+        (20261203, 1657),  # a ball whose radius f hardly feels, on correlated columns
+        (20261203, 3523),  # a vertex of the harness with the rounding of zero in an entry
         (9191, 83),  # a linear function that is least at zero, in units of 1e25
     ],
 )

@@ -153,7 +153,9 @@ class CutRow(SetRow):
         apart = np.where(top != at, top - at, 1)
         share = np.clip(np.where(top != at, (b - at) / apart, 0), 0, 1)[:, None]
         s: Array = (1 - share) * below + share * over
-        return s
+        # what two parts that cancel leave is their rounding, and would beat an exact zero
+        size = np.abs(below) + np.abs(over)
+        return np.where(np.abs(s) <= 4 * np.finfo(LONG).eps * size, 0, s)
 
     def inside(self, p: Wide) -> Array:
         return self.vertex(np.zeros((len(self.of(p, "level")), self.n), LONG), p)

@@ -421,3 +421,30 @@ def test_rows_that_meet_in_sets_without_an_interior(engine, seed):
         sol = dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G=G, h=G @ x, lower=lower))
     assert sol.status in (dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR)
     torch.testing.assert_close(sol.x, x, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ball_whose_radius_f_hardly_feels(seed):
+    torch.manual_seed(seed)
+    n = 12
+    common = torch.randn(n, 1, dtype=F64)
+    spread = 10.0 ** torch.empty(n, 1, dtype=F64).uniform_(-2.5, -1)
+    A = common + spread * torch.randn(n, n, dtype=F64)
+    b, weight = torch.randn(n, dtype=F64), torch.empty(n, dtype=F64).uniform_(0.5, 1.5)
+    U, S, _ = torch.linalg.svd(A / weight)
+    c = U.mT @ b
+    far = (c / S).norm()  # ‖Wx‖ at the exact fit
+    radius = far * torch.linspace(0.02, 0.98, 15, dtype=F64)
+    low, high = torch.zeros(15, 1, dtype=F64), S.new_full((15, 1), 1e6)
+    for _ in range(200):  # the λ at which ‖Wx‖ = t, by halves
+        mid = torch.where(low > 0, (low * high).sqrt(), 1e-24)
+        above = (S * c / (S**2 + mid)).norm(dim=-1, keepdim=True) > radius[:, None]
+        low, high = torch.where(above, mid, low), torch.where(above, high, mid)
+    best = 0.5 * (high * c / (S**2 + high)).square().sum(-1)
+    body = dfw.LpBall(2, radius, weight)
+    with compiled.using("wait"):
+        found = dfw.solve(dfw.LeastSquares(A, b.expand(15, n)), body)
+    assert found.converged.all()
+    assert found.num_steps.median() < 60  # factors, where steps of other kinds took hundreds
+    assert torch.allclose(found.value, best, rtol=1e-6, atol=1e-9)
+    assert ((weight * found.x).norm(dim=-1) <= radius * (1 + 1e-15)).all()

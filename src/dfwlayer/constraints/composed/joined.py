@@ -16,7 +16,7 @@ from dfwlayer.constraints.polyhedra.polyhedron import LinearSet
 from dfwlayer.constraints.region import Block, Flat, Linear, Met, Spent, as_oval
 from dfwlayer.ops.values import Value, first_tensor, larger, smaller
 
-__all__ = ["Joined", "common_form"]
+__all__ = ["Joined", "below", "common_form"]
 
 MOST = 2  # budgets and equations of one normal form
 
@@ -31,7 +31,7 @@ class Joined(LinearSet):
         """Those of all."""
         lists = [part.rows_of(like) for part in self._lists(like)]
         A, b, G, h = (list(parts) for parts in zip(*lists, strict=True))
-        return _below(A, 2), _below(b, 1), _below(G, 2), _below(h, 1)
+        return below(A, 2), below(b, 1), below(G, 2), below(h, 1)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The narrower ones."""
@@ -59,7 +59,7 @@ class Joined(LinearSet):
         return None if any(part is None for part in parts) else self.changed(parts=tuple(parts))
 
 
-def _below(parts: Sequence[Tensor], kind: int) -> Tensor:
+def below(parts: Sequence[Tensor], kind: int) -> Tensor:
     """Rows (m, n), or their totals (m,), below each other, shared or not."""
     some = [part for part in parts if part.shape[-kind]] or [parts[0]]
     sizes = {len(part) for part in some if part.dim() > kind}
@@ -131,4 +131,4 @@ def _stacked(parts: Sequence[tuple[Tensor, Value]]) -> tuple[Tensor | None, Valu
     for matrix, side in parts:
         own = torch.as_tensor(side, dtype=like.dtype, device=like.device)
         sides.append(own.expand(*own.shape[:-1], matrix.shape[-2]))
-    return _below([matrix for matrix, _ in parts], 2), _below(sides, 1)
+    return below([matrix for matrix, _ in parts], 2), below(sides, 1)

@@ -291,7 +291,7 @@ def _proof(state: _State, asked: Tensor, best: Meeting) -> Meeting:
     kept = asked.nonzero().squeeze(-1)
     part = state.some(kept)
     change = part.look.forces.minus(part.forces)
-    members, zero = part.members, torch.zeros_like(part.x)
+    members, zero = part.members.without_f(), torch.zeros_like(part.x)
     size = change.largest().clamp_min(1e-300).unsqueeze(-1)
     d = change.times(1 / size)
     d = d._replace(rows=d.rows.clamp_min(0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Face
 from dfwlayer.constraints.composed.seen import Seen
-from dfwlayer.linalg.quadratic import Program
+from dfwlayer.linalg.quadratic import Program, unopened
 from dfwlayer.ops.matrices import times
 from dfwlayer.ops.rows import or_one
 from dfwlayer.ops.scale import Scale
@@ -198,7 +198,7 @@ class Members:
         """f(x) − f* ≤ Σ ⟨g_i, x⟩ − min ⟨g_i, s⟩ over members, for any g_i with sum ∇f.
 
         Rows prove ⟨λ, h − G x⟩ for λ ≥ 0. What the forces leave of ∇f is for a set that is bounded,
-        or for bounds.
+        or for bounds; where there are none, for the curvature of f, as for polyhedra.
         """
         program, rows = self.program, forces.rows.clamp_min(0)
         finite = torch.isfinite(program.h)
@@ -210,9 +210,20 @@ class Members:
         for i, (part, force) in enumerate(zip(self.sets, forces.sets, strict=True)):
             own = rest - force if i == carrier else -force
             gap = gap + ((own * x).sum(-1) - part.lowest(own))
-        force = forces.bounds if carrier is not None else forces.bounds - rest
+        force = forces.bounds
+        if carrier is None:
+            largest = x.abs().amax(-1, keepdim=True)
+            slopes = gradient.abs() + program.absolute().bent(largest.expand_as(x))
+            left = unopened(program, rest - force, self._sizes(slopes, forces), largest)
+            gap, force = gap + left.fall + left.blur, -left.slope
+            gap = torch.where(left.flat, torch.inf, gap)
         end = torch.where(force > 0, program.upper, torch.where(force < 0, program.lower, x))
         return gap + torch.where(force == 0, 0, force * (end - x)).sum(-1)
+
+    def without_f(self) -> Members:
+        """With f = 0, of which forces alone prove that members have no point in common."""
+        program = self.program
+        return Members(self.sets, program._replace(P=0 * program.P, q=0 * program.q))
 
     def middle(self) -> Tensor:  # (B, n)
         """Of the first set that is bounded; zero where none is."""
@@ -228,7 +239,6 @@ class Members:
         """The size of what the gap is a sum of, slope (B, n) that of the terms of ∇f."""
         program = self.program
         flat = program.absolute()
-        size = slope + forces.sets.abs().sum(0) + forces.bounds.abs()
         reach = x.abs()
         for i, (part, force) in enumerate(zip(self.sets, forces.sets, strict=True)):
             reach = reach + (part.vertex(-force) - x).abs()
@@ -236,8 +246,14 @@ class Members:
                 reach = reach + part.inner.diameter(self.n).unsqueeze(-1)
         rows = forces.rows.abs() * (times(flat.G, x.abs()) + _finite(program.h))
         lines = forces.equations.abs() * (flat.along(x.abs()) + program.b.abs())
-        size = size + times(flat.G.mT, forces.rows.abs()) + flat.pulled(forces.equations.abs())
-        return (size * reach).sum(-1) + rows.sum(-1) + lines.sum(-1)
+        return (self._sizes(slope, forces) * reach).sum(-1) + rows.sum(-1) + lines.sum(-1)
+
+    def _sizes(self, slope: Tensor, forces: Forces) -> Tensor:  # (B, n)
+        """Of what ∇f and forces are the sum of, for terms of ∇f of this size."""
+        flat = self.program.absolute()
+        held = forces.sets.abs().sum(0) + forces.bounds.abs()
+        along = times(flat.G.mT, forces.rows.abs()) + flat.pulled(forces.equations.abs())
+        return slope + held + along
 
     def missed(self, x: Tensor) -> Tensor:  # (B,)
         """How far x is outside of the member it misses most."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, Self
 
 import torch
@@ -15,9 +15,12 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
+from dfwlayer.constraints.composed.beside import Crossed, Leaf, beside, layers_of, leaves_of
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.plain import Plain, PlainProduct
+from dfwlayer.constraints.polyhedra.box import Box
+from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.constraints.region import Block, Region
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.ops.rows import common_shape
@@ -98,6 +101,15 @@ class Product(Constraint):
         for i, (part, own) in enumerate(zip(self.sets, self._shapes, strict=True)):
             with _named(i):
                 bound.append(part.bind(own, dtype, device))
+        return self._of_bound(bound, shape, dtype, device)
+
+    def _of_bound(
+        self,
+        bound: Sequence[Constraint],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Constraint:
         sets, centres = [], []
         for part, count in zip(bound, self._counts, strict=True):
             centre = torch.zeros(count, dtype=dtype, device=device)
@@ -106,12 +118,51 @@ class Product(Constraint):
                 centre = centre + own_centre
             sets.append(part)
             centres.append(centre)
-        whole = super(Product, self.changed(sets=tuple(sets))).bind(shape, dtype, device)
+        whole: Constraint
+        if any(part.preferred_method == "sqp" for part in sets):
+            whole = self._met(sets, shape, dtype, device)
+        else:
+            whole = super(Product, self.changed(sets=tuple(sets))).bind(shape, dtype, device)
         if all(part is own for part, own in zip(sets, bound, strict=True)):
             return whole
         lead = common_shape(*(c.shape[:-1] for c in centres))
         centre = torch.cat([c.expand(*lead, -1) for c in centres], -1)
         return Shifted(whole, centre).as_bound()
+
+    def _met(
+        self,
+        sets: Sequence[Constraint],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Crossed:
+        """The same as an intersection, where lists of rows, or intersections, are among the sets.
+
+        What "sqp" asks of a set, these know for all coordinates at once only: each member limits
+        some of the blocks and leaves the others open, and all rows are in members that have
+        nothing else.
+        """
+        lists: list[list[Leaf]] = []
+        others: list[list[Leaf]] = []
+        for part, own in zip(sets, self._shapes, strict=True):
+            like = torch.zeros(math.prod(own), dtype=dtype, device=device)
+            leaves = [*leaves_of(part, own)]
+            rows = [leaf.constraint.as_polyhedron(like) is not None for leaf in leaves]
+            lists.append([*compress(leaves, rows)])
+            others.append([leaf for leaf, known in zip(leaves, rows, strict=True) if not known])
+        about = shape, dtype, device
+        free = [Leaf(Box().bind((count,), dtype, device), {}) for count in self._counts]
+        flat, bent = layers_of(lists, free), layers_of(others, free)
+        members = [super(Product, self.changed(sets=own)).bind(*about) for own, _ in flat]
+        members += [self._of_bound(own, *about) for own, _ in bent]
+        names = tuple(self.changed(sets=tuple(sets)).priced(shape))
+        return Crossed(tuple(members), names, tuple(known for _, known in flat + bent)).as_bound()
+
+    def as_polyhedron(self, like: Tensor) -> Polyhedron | None:
+        """The rows of all sets, each in its own block, where the sets are nothing else."""
+        blocks = zip(self.sets, self._split(like), strict=True)
+        parts = [found for part, own in blocks if (found := part.as_polyhedron(own)) is not None]
+        return beside(parts, self._counts, like) if len(parts) == len(self.sets) else None
 
     def normal_form(self, n: int) -> Sequence[Block] | None:
         """The blocks of the sets, one after the other."""

@@ -8,6 +8,7 @@ from dfwlayer.linalg.quadratic.solver import (
     least_value,
     minimise,
     minimise_on,
+    unopened,
 )
 from dfwlayer.linalg.quadratic.thin import Thin, ThinFace, pays, thinned
 
@@ -23,4 +24,5 @@ __all__ = [
     "minimise_on",
     "pays",
     "thinned",
+    "unopened",
 ]

@@ -13,7 +13,7 @@ from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
 
-__all__ = ["Answer", "duality_gap", "least_value", "minimise", "minimise_on"]
+__all__ = ["Answer", "duality_gap", "least_value", "minimise", "minimise_on", "unopened"]
 
 SURE = 1e-6  # relative gap of a solution beyond doubt
 NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
@@ -222,25 +222,46 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     held = torch.isfinite(program.h)
     slack = torch.where(held, program.h - program.across(x)[:, :m], 0)
     gap = (z * slack).sum(-1) + (answer.nu * (program.b - program.along(x))).sum(-1)
-    gone = torch.zeros_like(rest, dtype=torch.bool)
-    pushed, fall, flat = rest, torch.zeros_like(gap), torch.zeros_like(gap, dtype=torch.bool)
-    blur = fall
+    left = unopened(program, rest, terms, largest)
+    pushed = left.slope
+    end = torch.where(pushed > 0, program.lower, program.upper)
+    along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
+    gap = (gap + left.fall + along).clamp_min(0) + left.blur
+    return torch.where(left.flat | torch.isnan(gap), torch.inf, gap)
+
+
+class Unopened(NamedTuple):
+    """What is left of a slope when the coordinates that no bound ends are minimised out."""
+
+    slope: Tensor  # (B, n), zero along these
+    fall: Tensor  # (B,), by which f is lower at their best
+    blur: Tensor  # (B,), what rounding leaves of the slope along them, times the size of x
+    flat: Tensor  # (B,), whether more than that is left: f does not bend along them
+
+
+def unopened(
+    program: Program | Thin,
+    slope: Tensor,  # (B, n), of a Lagrangian with the curvature of f
+    terms: Tensor,  # (B, n), the size of what the slope is a sum of
+    largest: Tensor,  # (B, 1), entry of x
+) -> Unopened:
+    """By a Newton step in the coordinates that are open on the side to which the slope falls."""
+    gone = torch.zeros_like(slope, dtype=torch.bool)
+    pushed, fall = slope, torch.zeros_like(slope[:, 0])
+    blur, flat = fall, torch.zeros_like(fall, dtype=torch.bool)
     for _ in range(5):
         endless = _endless(program, pushed)
         if not bool((endless & ~gone).any()):
             break
         gone = gone | endless
-        u = program.unbent(gone, torch.where(gone, rest, 0))
-        fall = 0.5 * (rest * u).sum(-1)
-        pushed = rest - program.bent(u)
+        u = program.unbent(gone, torch.where(gone, slope, 0))
+        fall = 0.5 * (slope * u).sum(-1)
+        pushed = slope - program.bent(u)
         left = torch.where(gone, pushed, 0).abs()
         blur = (left * largest).sum(-1)
         flat = (left > NOISE * terms.amax(-1, keepdim=True)).any(-1)
         pushed = torch.where(gone, 0, pushed)
-    end = torch.where(pushed > 0, program.lower, program.upper)
-    along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
-    gap = (gap + fall + along).clamp_min(0) + blur
-    return torch.where(flat | torch.isnan(gap), torch.inf, gap)
+    return Unopened(pushed, fall, blur, flat)
 
 
 def least_value(program: Program | Thin) -> Tensor:

@@ -37,6 +37,7 @@ __all__ = ["adjoint", "search"]
 MOST = 60  # values of λ; about six are needed
 CLOSE = 1.01  # times the radius, within which x is to have all its digits
 NEAR = 0.99  # of the radius, where a start is taken to be on the boundary
+BLURRED = 1e-6  # of the radius, what ‖Wx‖ may be off by where rounding leaves it no more digits
 FAINT = 1e-10  # times the curvature of f, a first λ where f alone has flat directions
 
 
@@ -96,11 +97,24 @@ def _first(P, q, weight, radius, start, z):
 
 
 @kernel
-def _secular(P, q, weight, radius, start, x, z, L):
+def _blur(bound, weight, multiplier):
+    """What rounding makes of ‖Wx‖, relative, where (P + λW²) x = −q is solved to rounding.
+
+    A residual eps ‖P‖ ‖x‖ moves x by that over the least eigenvalue, which is λ min w² at least.
+    """
+    least = np.inf
+    for i in range(len(weight)):
+        least = min(least, weight[i] * weight[i])
+    floor = multiplier * least
+    return min(CLEAR * DOUBLE * bound / floor, BLURRED) if floor > 0 else 0.0
+
+
+@kernel
+def _secular(P, q, bound, weight, radius, start, x, z, L):
     """x, the multiplier λ and how many factors it took, negative for why it was not found."""
     n = len(q)
     at = _first(P, q, weight, radius, start, z)
-    warm = at > 0
+    warm, dense, off = at > 0, len(P) > 0, np.inf
     for trial in range(MOST):
         if not _factorised(P, weight, at, L):
             if at > 0:
@@ -126,9 +140,13 @@ def _secular(P, q, weight, radius, start, x, z, L):
                 return 0.0, 1
             if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
                 return 0.0, -outcome.DOUBTED
+        off, before = abs(size - radius), off
+        done = size < radius or off > 0.5 * before  # Newton's steps are those of rounding
+        if dense and at > 0 and done and off <= _blur(bound, weight, at) * radius:
+            return at, trial + 1
         if size < radius * (1 - CLEAR * DOUBLE) and not warm:
             return 0.0, -outcome.LOST  # it is approached from above
-        if abs(size - radius) <= 4 * DOUBLE * radius:
+        if off <= 4 * DOUBLE * radius:
             return at, trial + 1
         for i in range(n):
             z[i] = weight[i] * weight[i] * x[i]
@@ -176,7 +194,7 @@ def _located(P, q, weight, radius, start, x, z, L):
     bound = bound_of(P)
     if bound == 0:
         return 0.0, -outcome.UNFIT
-    at, taken = _secular(P, q, weight, radius, start, x, z, L)
+    at, taken = _secular(P, q, bound, weight, radius, start, x, z, L)
     noise = widest = pull = 0.0
     for i in range(len(q)):
         noise = max(noise, abs(q[i]))
