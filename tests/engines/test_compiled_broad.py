@@ -56,6 +56,22 @@ def test_broad_faces_have_exact_solutions_and_gradients(n, share, dtype):
         close(found.double(), wanted, 4096 * eps)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("share", [0.85, 0.93, 0.97])
+@pytest.mark.parametrize("seed", range(4))
+def test_faces_that_hold_only_a_few(seed, share, dtype):
+    """The first face that spectral steps settle on is seldom that of the solution there."""
+    given = spread_out(300, dtype, seed, share)
+    sol, gradients = answers(given, at_once)
+    assert sol.status == dfw.Status.CONVERGED
+    right, expected = answers([part.double() for part in given], by_tensors)
+    assert 0 < int((right.x == 0).sum()) < 100
+    eps = torch.finfo(dtype).eps
+    close(sol.x.double(), right.x, 256 * eps)
+    for found, wanted in zip(gradients, expected, strict=True):
+        close(found.double(), wanted, 4096 * eps)
+
+
 def test_equations_and_caps_on_broad_faces():
     P, q, _, _ = spread_out(300, F64, 8, 1.0)
     for constraint in (dfw.Simplex(200.0), dfw.CappedSimplex(150.0, 0.9), dfw.Box(-0.5, 0.5)):

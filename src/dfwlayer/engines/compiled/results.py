@@ -70,7 +70,7 @@ class Adjoint(NamedTuple):
         lost = ~(size < largest)
         if lost.any():
             for part in self:
-                if part is not None:
+                if part is not None and len(part):  # nobody may have asked
                     part[lost] = 0.0
 
 

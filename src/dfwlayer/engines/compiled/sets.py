@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dfwlayer.constraints.region import Block, Flat, Linear, Met, Oval, Round, Spent
@@ -34,6 +35,8 @@ from dfwlayer.ops.values import Value
 __all__ = ["KEPT", "Polytopes", "sets_of"]
 
 KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
+FEW = 100  # coordinates up to which rows are rows, also where there is but an equation
+LAST = 1 << 20  # the same for the last one that is larger
 
 
 class Spot(NamedTuple):
@@ -79,6 +82,15 @@ class Polytopes:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return tuple([part if isinstance(part, Tensor) else None for part in self.parts])
 
+    @property
+    def _moves(self) -> bool:
+        """Whether a gradient may be asked for."""
+        return any(isinstance(part, Tensor) for part in self.parts)
+
+    @property
+    def _has_budget(self) -> bool:
+        return any(spot.kind == table.BUDGET for spot in self.plan.spots)
+
     def renewal(self) -> Renewal:
         where = [i for i, part in enumerate(self.parts) if isinstance(part, Tensor)]
         blank: list[Value] = [0.0 if isinstance(part, Tensor) else part for part in self.parts]
@@ -96,7 +108,10 @@ class Polytopes:
     def search(self, objective: Arrays, start: Array, limits: Limits, batch: int) -> Results:
         n, k = start.shape[1], self.bodies.shape[1]
         P, q, _, _ = objective
-        places, sides = np.empty((batch, n), np.int8), np.empty((batch, n))
+        projects = self.projects(P)
+        signed = not projects or self._has_budget
+        places = np.empty((batch, n), np.int8)
+        sides = np.empty((batch, n if signed else 0))
         values, codes = np.zeros((2, batch)), np.zeros((2, batch), np.int64)
         x, forces = np.empty((batch, n)), np.zeros((batch, k))
         factors, orders = NO_FACTORS, NO_ORDERS
@@ -104,7 +119,7 @@ class Polytopes:
             factors, orders = np.empty(P.shape), np.empty((1, n + k), np.int64)
         found = Results(x, values, codes, forces, (places, sides), factors, orders)
         results = x, values, codes, places, sides, forces
-        if self.projects(P):
+        if projects:
             near = self.bodies, self.plan.blocks, *limits[:2]
             spread(nearest.search, batch, 40 * n, q, *near, *results)
             return found
@@ -115,9 +130,11 @@ class Polytopes:
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         batch, n = v.shape
-        out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), np.empty((batch, n)))
+        projects = self.projects(P)
+        rest = np.empty((batch if self._moves or not projects else 0, n))
+        out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), rest)
         face = found.codes, *found.face, found.multipliers
-        if self.projects(P):
+        if projects:
             spread(nearest.adjoint, batch, 10 * n, self.bodies, *face, v, *out)
             return out
         given = P, self.bodies, eps, *face, v, *out, found.factors, found.orders
@@ -262,7 +279,10 @@ class Powers(Balls):
 def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
     """Blocks in normal form as arrays, None where they are not for compiled code."""
     if isinstance(form[0], Linear):
-        return polyhedra_of(form[0], n, batch) if len(form) == 1 else None
+        if len(form) > 1:
+            return None
+        flat = _as_flat(form[0]) if n > FEW else None
+        return polyhedra_of(form[0], n, batch) if flat is None else _polytopes([flat], n, batch)
     if isinstance(form[0], Met):
         return ovals_of(form[0], n, batch) if len(form) == 1 else None
     if isinstance(form[0], Spent):
@@ -279,6 +299,20 @@ def sets_of(form: Sequence[Block], n: int, batch: Batch) -> Sets | None:
         p = form[0].p
         return Powers(*parts, p) if FLATTEST <= p <= STEEPEST else None
     return _polytopes(form, n, batch)
+
+
+def _as_flat(form: Linear) -> Flat | None:
+    """Bounds and one equation at most, which a method for faces knows better than one for rows.
+
+    That one goes from row to row, and the bounds that hold a solution may be hundreds.
+    """
+    if form.G is not None:
+        return None
+    if form.A is None:
+        return Flat(form.n, form.lower, form.upper)
+    if form.A.layout != torch.strided or form.A.shape[-2] != 1:
+        return None
+    return Flat(form.n, form.lower, form.upper, equations=((form.A.squeeze(-2), form.b),))
 
 
 def _sizes(weight: Value, n: int) -> Array:  # (·, n)
@@ -318,7 +352,8 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
                 numbers.append(part)
             parts.append(part)
         structure.append(tuple(numbers))
-    plan = (_plan if n <= KEPT else _plan.__wrapped__)(n, *structure)
+    made = _plan if n <= KEPT else (_last_plan if n <= LAST else _plan.__wrapped__)
+    plan = made(n, *structure)
     if plan is None:
         return None
     count = max([tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1], default=1)
@@ -358,3 +393,6 @@ def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
         else:
             lines[row, start:end] = abs(value) if kind == table.BUDGET else value
     return Plan(tuple(spots), lines, np.array(bounds, np.int64))
+
+
+_last_plan = lru_cache(maxsize=1)(_plan.__wrapped__)

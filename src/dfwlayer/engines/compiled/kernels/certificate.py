@@ -136,6 +136,22 @@ def settle(body, blocks, places, x, eps, sides):
     return _is_inside(body[table.LOWER], body[table.UPPER], x)
 
 
+@summing
+def _enough(low, high, slopes, g, push, second, first, end):
+    """The least multiplier of a budget that keeps all coordinates that lack a bound at zero.
+
+    The gradient is g + push · second, of an equation beside the budget. Without a branch.
+    """
+    need = 0.0
+    for i in range(first, end):
+        r = g[i] + push * second[i]
+        missing = (high[i] == np.inf) if r < 0 else (low[i] == -np.inf)
+        counts = missing & (slopes[i] > 0)
+        share = abs(r) / (slopes[i] if counts else 1.0)
+        need = share if counts & (share > need) else need
+    return (1 + 2 * DOUBLE) * need
+
+
 @kernel
 def _bounded_multipliers(body, blocks, g, multipliers):
     """Multipliers next to these for which the bound of `gap_of` is finite, where there are some."""
@@ -156,15 +172,11 @@ def _bounded_multipliers(body, blocks, g, multipliers):
                     most = min(most, -g[i] / a)
             multipliers[row] = min(max(multipliers[row], least), most)
         elif body[row, table.KIND] == table.BUDGET:
-            need = max(multipliers[row], 0.0)
-            for i in range(first, end):
-                r = g[i]
-                if last - row == 2:
-                    r += multipliers[row + 1] * body[row + 1, i]
-                up, down = body[table.UPPER, i], -body[table.LOWER, i]
-                way = up if r < 0 else down
-                if way == np.inf and body[row, i] > 0:
-                    need = max(need, (1 + 2 * DOUBLE) * abs(r) / body[row, i])
+            tied = last - row == 2
+            push, second = (multipliers[row + 1], body[row + 1]) if tied else (0.0, body[row])
+            low, high = body[table.LOWER], body[table.UPPER]
+            need = _enough(low, high, body[row], g, push, second, first, end)
+            need = max(multipliers[row], need)
             multipliers[row] = need
 
 

@@ -395,7 +395,7 @@ def descend(
                 body,
                 blocks,
                 bound,
-                min(FACES << turn, MOST),
+                1 if turn == 0 and iterates(index) else min(FACES << turn, MOST),
                 limit - effort if dense else np.inf,
                 places,
                 multipliers,
@@ -408,7 +408,10 @@ def descend(
             )
             steps += faces if dense else 0
             effort += spent
-        if dense and verdict in (WRONG, SINGULAR) and steps < most:
+        # where conjugate gradients did arrive on a broad face, some more of the spectral steps cost
+        # less than coordinates one by one
+        again = turn == 0 and iterates(index) and float(free_in(places)) ** 3 / 3 > BROAD
+        if dense and not again and verdict in (WRONG, SINGULAR) and steps < most:
             given = P, q, body, bound, most - steps, limit - effort
             verdict, taken, spent = _walked(
                 *given, places, multipliers, best, work, ties, index, L, schur

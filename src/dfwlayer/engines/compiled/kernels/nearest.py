@@ -15,7 +15,7 @@ from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle, total_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import own, proven
+from dfwlayer.engines.compiled.kernels.numbers import own, proven, rounded
 from dfwlayer.engines.compiled.kernels.polytope import meet, sound
 
 __all__ = ["adjoint", "search"]
@@ -31,6 +31,39 @@ def _negated(q, z):
         largest = size if size > largest else largest
         fine += 1.0 if size < LARGEST else 0.0
     return largest if fine == len(z) else np.nan
+
+
+@summing
+def _bounded(low, high, q, eps, x, places):
+    """The point next to −q between bounds, in its dtype, its places, f and the gap, in one pass.
+
+    Every coordinate is on its own here, and so is what rounding may have made of its place. Returns
+    a code beside f and the gap. For the latter see `certificate.gap_of`.
+    """
+    fine = doubts = total = gap = terms = 0.0
+    for i in range(len(x)):
+        z, least, most = -q[i], low[i], high[i]
+        fine += 1.0 if abs(z) < LARGEST else 0.0
+        below, above = (z <= least) | (least == most), z >= most
+        y = rounded(z, eps)
+        y = most if y > most else y
+        y = least if y < least else y
+        x[i] = y
+        places[i] = place.LOW if below else (place.HIGH if above else place.FREE)
+        wide = abs(least) if abs(least) < LARGEST else 0.0
+        wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
+        clear = CLEAR * ROUNDING * DOUBLE * (2 * abs(z) + wide)
+        close = (abs(z - least) <= clear) | (abs(z - most) <= clear)
+        doubts += 1.0 if close & (least != most) else 0.0
+        slope = y - z
+        total += y * (0.5 * y - z)
+        s = least if slope > 0 else (most if slope < 0 else y)
+        missing = abs(s) == np.inf
+        term = 0.5 * slope * slope if missing else slope * (y - s)
+        gap += term if term > 0 else 0.0
+        terms += abs(slope * y)
+    code = outcome.SOLVED if doubts == 0 else outcome.DOUBTED
+    return (code if fine == len(x) else outcome.UNFIT), total, gap + DOUBLE * terms
 
 
 @summing
@@ -154,16 +187,12 @@ def _row(body):
 @kernel
 def _locate(body, z, largest, x, places, sides):
     """x and its places; the multiplier of the row, and what became of it."""
-    n = len(z)
-    tied, budget = _row(body)
-    at = steep = 0.0
-    slopes = body[table.ROWS] if tied else sides
-    fill(0.0, sides)
-    if tied:
-        at = meet(body, table.ROWS, 0.0, z, 0, n)
-        if np.isnan(at):
-            return at, outcome.LOST
-        steep = abs(at) * _steepest(slopes, n)
+    n, slopes = len(z), body[table.ROWS]
+    budget = body[table.ROWS, table.KIND] == table.BUDGET
+    at = meet(body, table.ROWS, 0.0, z, 0, n)
+    if np.isnan(at):
+        return at, outcome.LOST
+    steep = abs(at) * _steepest(slopes, n)
     noise = CLEAR * ROUNDING * DOUBLE * (2 * largest + 2 * steep)
     low, high = body[table.LOWER], body[table.UPPER]
     corner = False
@@ -173,7 +202,7 @@ def _locate(body, z, largest, x, places, sides):
             return at, outcome.DOUBTED
     else:
         doubts = _between(low, high, slopes, at, z, x, places, noise)
-        if tied and (doubts > 0 or not _moves(slopes, places) > 0):
+        if doubts > 0 or not _moves(slopes, places) > 0:
             # the multiplier that was found may be the end of many
             middle = _middle(body, z, at, noise)
             if np.isnan(middle):
@@ -195,7 +224,7 @@ def _locate(body, z, largest, x, places, sides):
         if not abs(total - target) <= ROUNDING * DOUBLE * (size + abs(target)):
             return at, outcome.LOST
         return at, outcome.TIED
-    elif tied:
+    else:
         moves = _moves(slopes, places)
         if not moves > 0:
             return at, outcome.LOST
@@ -216,13 +245,24 @@ def _on_disk(stamp):
         """Solve problems first … end − 1; see `kernels`. Tables have a row at most."""
         _ = stamp
         n, k = x.shape[1], bodies.shape[1]
-        z, g, guess = np.empty(n), np.empty(n), np.empty(k)
+        apart = k == table.ROWS
+        size = 0 if apart else n
+        z, g, guess = np.empty(size), np.empty(size), np.empty(k)
         fine = False
         for b in range(first, end):
             codes[0, b] = outcome.UNFIT
             body, point = bodies[own(b, bodies)], x[b]
             if b == first or len(bodies) > 1:
                 fine = sound(body, blocks)
+            if apart:
+                given, low, high = q[own(b, q)], body[table.LOWER], body[table.UPPER]
+                code, total, gap = _bounded(low, high, given, eps, point, places[b])
+                if fine and code == outcome.SOLVED and not proven(total, gap, tol, eps):
+                    code = outcome.UNPROVEN
+                if fine:
+                    codes[0, b], codes[1, b] = code, 1
+                    values[0, b], values[1, b] = total, gap
+                continue
             largest = _negated(q[own(b, q)], z)
             if not fine or np.isnan(largest):
                 continue
@@ -234,14 +274,12 @@ def _on_disk(stamp):
                 codes[0, b] = outcome.UNSETTLED
                 continue
             total = _value(point, z, g)
-            if k > table.ROWS:
-                guess[table.ROWS] = at
+            guess[table.ROWS] = at
             gap = gap_of(body, blocks, point, g, guess, z, True)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
                 continue
-            if k > table.ROWS:
-                multipliers[b, table.ROWS] = at
+            multipliers[b, table.ROWS] = at
             values[0, b], values[1, b] = total, gap
             codes[1, b] = 1
 

@@ -242,34 +242,56 @@ def project(body, blocks, z, x, multipliers, places, shifted):
     return True
 
 
+@summing
+def _bounds_are_sound(low, high, n):
+    """Whether bounds are in order, and numbers that this code may be used on; without a branch."""
+    fine = 0.0
+    for i in range(n):
+        least, most = low[i], high[i]
+        down, up = abs(least), abs(most)
+        good = (least <= most) & (least < np.inf) & (most > -np.inf)
+        good &= ((down < LARGEST) | (down == np.inf)) & ((up < LARGEST) | (up == np.inf))
+        good &= ((down == 0) | (down >= SMALLEST)) & ((up == 0) | (up >= SMALLEST))
+        fine += 1.0 if good else 0.0
+    return fine == n
+
+
+@summing
+def _slopes_are_sound(slopes, budget, n):
+    """The same for those of a row."""
+    fine = 0.0
+    for i in range(n):
+        good = (abs(slopes[i]) < LARGEST) & ((not budget) | (slopes[i] >= 0))
+        fine += 1.0 if good else 0.0
+    return fine == n
+
+
+@summing
+def _surround_zero(low, high, first, end):
+    """Whether zero is between the bounds, as it is where there is a budget."""
+    fine = 0.0
+    for i in range(first, end):
+        fine += 1.0 if (low[i] <= 0) & (high[i] >= 0) else 0.0
+    return fine == end - first
+
+
 @kernel
 def sound(body, blocks):
     """Whether the numbers of a set are such that this code may be used on them."""
-    n = body.shape[1] - 2
-    for i in range(n):
-        if not body[table.LOWER, i] <= body[table.UPPER, i]:
-            return False
-        if body[table.LOWER, i] == np.inf or body[table.UPPER, i] == -np.inf:
-            return False
-        low, high = abs(body[table.LOWER, i]), abs(body[table.UPPER, i])
-        if not (low < LARGEST or low == np.inf) or not (high < LARGEST or high == np.inf):
-            return False
-        if 0 < low < SMALLEST or 0 < high < SMALLEST:
-            return False
+    n, low, high = body.shape[1] - 2, body[table.LOWER], body[table.UPPER]
+    if not _bounds_are_sound(low, high, n):
+        return False
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
-        for i in range(first, end):
-            low, high = body[table.LOWER, i], body[table.UPPER, i]
-            budget = row < last and body[row, table.KIND] == table.BUDGET
-            if budget and (low > 0 or high < 0):
-                return False
+        budget = row < last and body[row, table.KIND] == table.BUDGET
+        if budget and not _surround_zero(low, high, first, end):
+            return False
     for row in range(table.ROWS, len(body)):
         budget = body[row, table.KIND] == table.BUDGET
         if not abs(body[row, table.TOTAL]) < LARGEST or (
             budget and not body[row, table.TOTAL] > SMALLEST
         ):
             return False
-        for i in range(n):
-            if not abs(body[row, i]) < LARGEST or (budget and body[row, i] < 0):
-                return False
+        if not _slopes_are_sound(body[row], budget, n):
+            return False
     return True
