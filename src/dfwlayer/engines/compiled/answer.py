@@ -130,8 +130,9 @@ class _Solution(_SingleLevelFunction):
         out: Gradients = [None] * len(asked)
         if v is not None:
             try:
-                for i, own in enumerate(compress(layout.gradients(wanted, found, v), among)):
-                    out[i] = own
+                gradients = layout.gradients(wanted, found, v)
+                for i, gradient in enumerate(compress(gradients, among)):
+                    out[i] = gradient
             except NotCompiledError as missing:
                 start(missing)
                 out = _detached(_differentiably(solved, ctx.inputs, asked, v, None))
