@@ -150,7 +150,7 @@ def check_tensor(
         raise ValueError(
             f"{name}: expected a dense tensor, got layout {value.layout}; use .to_dense()"
         )
-    if value.device.type == "meta":
+    if value.is_meta:
         raise ValueError(f"{name}: expected a tensor with values, got one on the device meta")
 
 

@@ -329,3 +329,14 @@ def test_a_tensor_that_is_also_the_sets_is_not_taken_for_it_in_the_next_call():
     for _ in range(3):
         assert torch.equal(solve(Quadratic(None, q), Box(low, q)).x, -q)
         assert torch.equal(solve(Quadratic(None, other), Box(low, q)).x, -other)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("n", [2, 5, 40])  # whose entries are looked at in different ways
+def test_a_gradient_that_is_no_number_spoils_its_own_problem_only(n, bad):
+    q = torch.linspace(-0.5, 0.5, 3 * n, dtype=torch.float64).reshape(3, n).requires_grad_()
+    v = torch.ones(3, n, dtype=torch.float64)
+    v[1, 0], v[1, 1] = bad, -bad
+    (gradient,) = torch.autograd.grad(solve(Quadratic(None, q), Box(-1.0, 1.0)).x, q, v)
+    assert gradient[1].isnan().all()
+    assert torch.equal(gradient[[0, 2]], -v[[0, 2]])

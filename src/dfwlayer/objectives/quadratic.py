@@ -69,21 +69,23 @@ class Quadratic(ProductQuadratic):
         check_tensor("q", q)
         if P is not None:
             check_tensor("P", P, sparse=True, distributed=True)
-        if q.dim() == 0 or q.shape[-1] == 0:
+        rank = q.dim()
+        n = q.size(-1) if rank else 0
+        if n == 0:
             raise ValueError(
                 f"q: expected shape (n,) or (*batch, n) with n ≥ 1, got {tuple(q.shape)}"
             )
         if P is not None:
-            n = q.shape[-1]
             if P.layout != torch.strided:
                 check_sparse("P", P)
-            if P.dim() < 2 or (P.shape[-2:] != (n, n) and not _may_go_with(P, q)):
+            square = P.dim() > 1 and P.size(-1) == n and P.size(-2) == n
+            if not square and (P.dim() < 2 or not _may_go_with(P, q)):
                 raise _mismatch(P, q)
         alike = P is None or (P.dtype == q.dtype and P.device == q.device)
         if not alike or q.dtype not in WIDE:
             given = {"q": q} if P is None else {"q": q, "P": P}
             check_tensors(given, half_allowed=True, sparse=("P",))
-        if P is not None and q.dim() == 2 and P.dim() == 3 and P.shape[-1] == q.shape[-1]:
+        if P is not None and rank == 2 and P.dim() == 3 and P.size(-1) == n:
             common_batch(self.batch_sizes)
 
     @property

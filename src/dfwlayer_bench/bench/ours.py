@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import dfwlayer
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled.background import mode
 from dfwlayer_bench.bench.turns import Passes
 
 __all__ = ["compiled_ahead", "not_compiled"]
@@ -22,7 +23,10 @@ def compiled_ahead(prepare: Callable[[Given], Passes]) -> Callable[[Given], Pass
     def ready(given: Given) -> Passes:
         if not dfwlayer.warm_up():
             raise RuntimeError("there is no compiled code without Numba")
-        return _using(prepare(given), compiles=True)
+        passes = prepare(given)
+        if mode() != "off":  # as it is called by anybody
+            return replace(passes, settings=passes.settings | {"compiled": True})
+        return _using(passes, compiles=True)
 
     return ready
 

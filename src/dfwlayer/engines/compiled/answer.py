@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
 from dfwlayer.differentiate.implicit import attach
-from dfwlayer.differentiate.transforms import in_transform
+from dfwlayer.differentiate.transforms import any_in_transform
 from dfwlayer.engines.base import Arguments, bind, centred
 from dfwlayer.engines.compiled.background import NotCompiledError, start
 from dfwlayer.methods.base import Settings
@@ -79,7 +79,7 @@ def carrying(
     among = [tensor is not None and tensor.requires_grad for tensor in tensors]
     if True not in among:
         return None
-    inputs = [tensor for tensor in compress(tensors, among) if tensor is not None]
+    inputs: list[Any] = list(compress(tensors, among))
     if signature is not None:
         given, versions = signature.tensors, signature.versions
     else:
@@ -87,7 +87,7 @@ def carrying(
         versions = versions_of(given)
     solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
     # those from which the layout's were derived; the same one may stand in several places
-    known = set(map(id, inputs))
+    known = [id(tensor) for tensor in inputs]
     inputs += [t for t in given if t.requires_grad and id(t) not in known]
     found_so: tuple[Tensor, Tensor] = _Solution.apply(  # type: ignore[attr-defined]
         solved, *map(_unwrapped, inputs)
@@ -121,7 +121,7 @@ class _Solution(_SingleLevelFunction):
                 "inplace operation: a tensor of the objective or of the set, after the solve"
             )
         asked: tuple[bool, ...] = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or in_transform(v) or in_transform(w):
+        if torch.is_grad_enabled() or any_in_transform(v, w):
             return None, *_differentiably(solved, ctx.inputs, asked, v, w)
         wanted = among
         if False in asked:
@@ -130,8 +130,9 @@ class _Solution(_SingleLevelFunction):
         out: Gradients = [None] * len(asked)
         if v is not None:
             try:
-                own = list(compress(layout.gradients(wanted, found, v), among))
-                out[: len(own)] = own
+                gradients = layout.gradients(wanted, found, v)
+                for i, gradient in enumerate(compress(gradients, among)):
+                    out[i] = gradient
             except NotCompiledError as missing:
                 start(missing)
                 out = _detached(_differentiably(solved, ctx.inputs, asked, v, None))

@@ -31,6 +31,7 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DOUBLE = np.dtype(np.float64)
+FEW = 32  # numbers that Python adds as fast as anything
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
@@ -69,8 +70,7 @@ class Laid(ABC):
         if busy():
             raise NotCompiledError
         arriving = array_of(v, 1)
-        # the squares of all together; beyond their range the next line tells
-        if math.isfinite(np.vdot(arriving, arriving)):
+        if _sums_up(arriving):  # nearly always; beyond the range of a sum the next line tells
             return self.pullback(asked, found, arriving)
         lost: Array = np.logical_not(np.isfinite(arriving).all(-1))
         gradients = self.pullback(asked, found, np.where(lost[:, None], 0.0, arriving))
@@ -141,6 +141,16 @@ def array_of(value: Value, rank: int) -> Array:
     if found.dtype is DOUBLE and found.flags.c_contiguous:  # sooner told than copied to none
         return found
     return np.ascontiguousarray(found, np.float64)
+
+
+def _sums_up(values: Array) -> bool:
+    """Whether a sum of all entries, or of their squares, is a number, and so each entry.
+
+    A few are added here: the first call of a routine of BLAS after other work takes longer.
+    """
+    if values.size <= FEW:
+        return math.isfinite(sum(values.ravel().tolist()))
+    return math.isfinite(np.vdot(values, values))
 
 
 def stretched(values: Array, *shape: int) -> Array:
