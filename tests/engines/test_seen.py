@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfwlayer as dfw
-from dfwlayer.engines.seen import PAIRS, can_be_seen, project_in_sight
+from dfwlayer.engines.seen import can_be_seen, project_in_sight
+from dfwlayer.engines.seen.limits import PAIRS
 from helpers import close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*is deprecated")
