@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfwlayer as dfw
-from dfwlayer.engines.seen import PAIRS, can_be_seen, project_in_sight
+from dfwlayer.engines.seen import can_be_seen, project_in_sight
+from dfwlayer.engines.seen.limits import PAIRS
 from helpers import close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*is deprecated")
@@ -93,8 +94,10 @@ def test_which_calls_are_seen_through():
 
     assert operators(dfw.DFWLayer(1), None, q, None, one) == ["dfwlayer.judged"]
     assert operators(dfw.DFWLayer(1, verify=False), None, q, None, one) == []
+    assert operators(dfw.DFWLayer(2), None, q, None, one) == ["dfwlayer.judged"]
     other = (
-        (dfw.DFWLayer(2), None, q, None, one),
+        (dfw.DFWLayer(3), None, q, None, one),
+        (dfw.DFWLayer(2), None, q, torch.ones(4), one),
         (dfw.DFWLayer(1, method="dfw"), None, q, None, one),
         (dfw.DFWLayer(1, differentiate="unroll"), None, q, None, one),
         (dfw.DFWLayer(1), torch.eye(4), q, None, one),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from dfwlayer.constraints import LpBall
 from dfwlayer.deploy import DeployedBall
 from dfwlayer.engines.projection import project, project_and_back
-from dfwlayer.engines.seen import can_be_seen, project_in_sight
-from dfwlayer.layer.base import Layer, checked_x, real
+from dfwlayer.engines.seen import set_in_sight
+from dfwlayer.layer.base import Layer, checked_x, projects, real
 from dfwlayer.methods import Method
 from dfwlayer.objectives import Quadratic
 from dfwlayer.ops.recorded import recordable
@@ -91,8 +91,8 @@ class DFWLayer(Layer):
 
     @property
     def _projects(self) -> bool:
-        """Whether without a P nothing but the exact projection is asked for."""
-        return _projects(vars(self))
+        """Whether without a P nothing but the exact projection onto an ℓ1 ball is asked for."""
+        return self.p == 1 and projects(vars(self))
 
     def solve(
         self,
@@ -114,14 +114,6 @@ class DFWLayer(Layer):
     def extra_repr(self) -> str:
         """p, and the settings."""
         return f"p={self.p:g}, {super().extra_repr()}"
-
-
-def _projects(own: dict[str, Any]) -> bool:
-    """Whether a layer with these settings only projects where there is no P."""
-    method = own["method"]
-    named = isinstance(method, str) and method in ("auto", "projected-newton")
-    exact = named and own["differentiate"] != "unroll"
-    return bool(own["p"] == 1 and exact and own["max_steps"] > 0)
 
 
 def _ball_shapes(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
@@ -146,12 +138,10 @@ def _ball_direct(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: A
 
 def _ball_seen(layer: Any, P: Any, q: Any, weight: Any, radius: Any, centre: Any) -> Any:
     own = layer.own  # while a graph is made, of which this is a part
-    if P is not None or centre is not None or not _projects(own):
+    if P is not None or centre is not None or not projects(own):
         return None
-    if not can_be_seen(q, weight, radius):
-        return None
-    x, suspect = project_in_sight(q, weight, radius)
-    return x, suspect if own["verify"] else None
+    seen = set_in_sight(LpBall(own["p"], radius, weight), q)
+    return None if seen is None else (seen[0], seen[1] if own["verify"] else None)
 
 
 @recordable(shapes=_ball_shapes, again=_ball_again, direct=_ball_direct, seen=_ball_seen)

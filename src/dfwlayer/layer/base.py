@@ -21,7 +21,7 @@ from dfwlayer.ops.tracing import recording, refuse_recording
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
 from dfwlayer.solve import solve
 
-__all__ = ["Layer", "checked_x", "real"]
+__all__ = ["Layer", "checked_x", "projects", "real"]
 
 ON_FAILURE = ("ignore", "warn", "raise")
 # the settings of `solve` that a layer keeps, and their defaults
@@ -151,6 +151,13 @@ def checked_x(layer: Layer, solution: Solution) -> Tensor:
     """x, after what is to be done about problems that were not solved."""
     layer._check(solution)
     return solution.x
+
+
+def projects(own: dict[str, Any]) -> bool:
+    """Whether a layer with these settings only projects where there is no P."""
+    method = own["method"]
+    named = isinstance(method, str) and method in ("auto", "projected-newton")
+    return bool(named and own["differentiate"] != "unroll" and own["max_steps"] > 0)
 
 
 def real(layer: Any) -> Any:

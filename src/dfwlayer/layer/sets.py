@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dfwlayer.arguments import shown
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.deploy import DeployedSet
-from dfwlayer.layer.base import Layer, checked_x, real
+from dfwlayer.engines.seen import set_in_sight
+from dfwlayer.layer.base import Layer, checked_x, projects, real
 from dfwlayer.objectives import Quadratic
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.recorded import recordable
@@ -163,7 +164,17 @@ def _set_again(found: Any, layer: Any, objective: Any, constraint: Any, shape: A
     return again(found, objective, constraint, shape=shape, **real(layer)._options())
 
 
-@recordable(shapes=_set_shapes, again=_set_again)
+def _set_seen(layer: Any, objective: Any, constraint: Any, shape: Any) -> Any:
+    own = layer.own  # while a graph is made, of which this is a part
+    if type(objective) is not Quadratic or objective.P is not None or not projects(own):
+        return None
+    if shape is not None and shape not in (tuple(objective.q.shape[-1:]), objective.q.shape[-1]):
+        return None
+    seen = set_in_sight(constraint, objective.q)
+    return None if seen is None else (seen[0], seen[1] if own["verify"] else None)
+
+
+@recordable(shapes=_set_shapes, again=_set_again, seen=_set_seen)
 def _over_set(
     layer: Any, objective: Objective, constraint: Constraint, shape: tuple[int, ...] | int | None
 ) -> Tensor:

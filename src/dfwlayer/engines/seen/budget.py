@@ -1,8 +1,4 @@
-"""Projection onto a weighted ℓ1 ball in tensor operations that a compiler sees through.
-
-The operator by which a solve is recorded calls Python from inside of the graph, which costs more
-than the projection of a small batch. Here nothing is asked for a value, so torch.compile makes
-machine code of it together with the network around it.
+"""Projection onto a weighted ℓ1 ball, from the coordinates that it leaves free.
 
 With δ = max(|z|/w) − |z|/w the projection of z is sign(z) w (η − δ)₊, Σ w²(η − δ)₊ = t, as in
 `dfwlayer.constraints.balls.l1_nearest`. Which coordinates are free is found without a gradient;
@@ -12,33 +8,11 @@ with these held, η is a quotient of two sums, whose derivative is that of the p
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["can_be_seen", "project_in_sight"]
+from dfwlayer.engines.seen.limits import PAIRS
 
-# up to so many coordinates all pairs are compared; for 6 of them that was quicker than a sort, for
-# which compilers have no code of their own, and at 32 there are more pairs than a sort costs
-PAIRS = 16
-
-
-def can_be_seen(q: Tensor, weight: Tensor | None, radius: float | Tensor) -> bool:
-    """Whether these are what `project_in_sight` takes.
-
-    That is single precision: its numbers, their quotients and squares are within the range of
-    double precision whatever they are.
-    """
-    tensors = [q, radius] if weight is None else [q, radius, weight]
-    for each in tensors:
-        if not isinstance(each, Tensor) or type(each) not in (Tensor, nn.Parameter):
-            return False
-        if each.dtype != torch.float32 or each.layout != torch.strided or each.device != q.device:
-            return False
-    assert isinstance(radius, Tensor)
-    if q.device.type not in ("cpu", "cuda") or q.dim() == 0 or q.shape[-1] == 0:
-        return False
-    if weight is not None and tuple(weight.shape) not in (tuple(q.shape), tuple(q.shape[-1:])):
-        return False
-    return tuple(radius.shape) in ((), tuple(q.shape[:-1]))
+__all__ = ["project_in_sight"]
 
 
 def project_in_sight(
