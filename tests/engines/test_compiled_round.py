@@ -86,3 +86,43 @@ def test_a_point_next_to_the_boundary_is_doubted():
         assert found is None
         sol = dfwlayer.solve(arguments.objective, arguments.constraint)
     torch.testing.assert_close(sol.x, -q)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(2, 30),
+    digits=st.integers(1, 5),
+    force=st.integers(0, 6),
+    as_matrix=st.booleans(),
+)
+def test_ill_conditioned_fits_are_answered_to_their_digits(seed, n, digits, force, as_matrix):
+    """A = UΣVᵀ gives x for any λ, and so the radius for which that is the multiplier.
+
+    P = AᵀA has lost twice as many digits as A, so it is asked for less.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    U, V = (torch.randn(8, n, n, generator=rng, dtype=torch.float64) for _ in range(2))
+    U, V = torch.linalg.qr(U).Q, torch.linalg.qr(V).Q
+    steepness = torch.logspace(0, -digits, n, dtype=torch.float64)
+    multiplier = 10.0**-force
+    b = torch.randn(8, n, generator=rng, dtype=torch.float64)
+    along = (U.mT @ b.unsqueeze(-1)).squeeze(-1) * steepness
+    x = (V @ (along / (steepness**2 + multiplier)).unsqueeze(-1)).squeeze(-1)
+    A = U * steepness @ V.mT
+    if as_matrix:
+        P, q = A.mT @ A, -(A.mT @ b.unsqueeze(-1)).squeeze(-1)
+        objective = dfwlayer.Quadratic(0.5 * (P + P.mT), q)
+    else:
+        objective = dfwlayer.LeastSquares(A, b)
+    arguments = Arguments(objective, dfwlayer.LpBall(2, x.norm(dim=-1)), None, None)
+    least = multiplier + float(steepness[-1]) ** 2
+    lost = 1e-15 * n / least if as_matrix else 1e-14 * n / least**0.5
+    if lost > 1e-7:
+        return  # too few digits are left of x for a gap of 1e-5
+    with compiled.using("wait"):
+        found = engine.attempt(arguments, SETTINGS)
+    assert found is not None
+    assert found.left is None or not bool(found.left.any())
+    error = (found.solution.x - x).norm(dim=-1) / x.norm(dim=-1)
+    assert float(error.max()) < 100 * lost + 1e-13

@@ -37,8 +37,8 @@ __all__ = ["adjoint", "search"]
 MOST = 60  # values of λ; about six are needed
 CLOSE = 1.01  # times the radius, within which x is to have all its digits
 NEAR = 0.99  # of the radius, where a start is taken to be on the boundary
-BLURRED = 1e-6  # of the radius, what ‖Wx‖ may be off by where rounding leaves it no more digits
 FAINT = 1e-10  # times the curvature of f, a first λ where f alone has flat directions
+SETTLED = 2.0**-10  # relative change of λ from which on those that do not shrink are rounding
 
 
 @kernel
@@ -97,24 +97,11 @@ def _first(P, q, weight, radius, start, z):
 
 
 @kernel
-def _blur(bound, weight, multiplier):
-    """What rounding makes of ‖Wx‖, relative, where (P + λW²) x = −q is solved to rounding.
-
-    A residual eps ‖P‖ ‖x‖ moves x by that over the least eigenvalue, which is λ min w² at least.
-    """
-    least = np.inf
-    for i in range(len(weight)):
-        least = min(least, weight[i] * weight[i])
-    floor = multiplier * least
-    return min(CLEAR * DOUBLE * bound / floor, BLURRED) if floor > 0 else 0.0
-
-
-@kernel
-def _secular(P, q, bound, weight, radius, start, x, z, L):
+def _secular(P, q, A, b, weight, radius, start, x, z, L):
     """x, the multiplier λ and how many factors it took, negative for why it was not found."""
     n = len(q)
     at = _first(P, q, weight, radius, start, z)
-    warm, dense, off = at > 0, len(P) > 0, np.inf
+    warm, last = at > 0, np.inf
     for trial in range(MOST):
         if not _factorised(P, weight, at, L):
             if at > 0:
@@ -127,11 +114,12 @@ def _secular(P, q, bound, weight, radius, start, x, z, L):
             x[i] = -q[i]
         _inverse(P, weight, at, L, x)
         size = length_of(weight, x)
-        # one step of refinement, so that λ is found to the last digits; not on the way to it
+        # one step of refinement, so that λ is found to the last digits; not on the way to it. That
+        # Aᵀ(Ax − b) is not formed by AᵀA gives digits that P has lost
         if at == 0 or size < CLOSE * radius:
-            product(P, x, z)
+            value_and_gradient(P, q, A, b, x, z)
             for i in range(n):
-                z[i] = -(z[i] + at * weight[i] * weight[i] * x[i] + q[i])
+                z[i] = -(z[i] + at * weight[i] * weight[i] * x[i])
             _inverse(P, weight, at, L, z)
             add(x, 1.0, z, n)
             size = length_of(weight, x)
@@ -140,13 +128,11 @@ def _secular(P, q, bound, weight, radius, start, x, z, L):
                 return 0.0, 1
             if size < radius * (1 + CLEAR * ROUNDING * DOUBLE):
                 return 0.0, -outcome.DOUBTED
-        off, before = abs(size - radius), off
-        done = size < radius or off > 0.5 * before  # Newton's steps are those of rounding
-        if dense and at > 0 and done and off <= _blur(bound, weight, at) * radius:
-            return at, trial + 1
-        if size < radius * (1 - CLEAR * DOUBLE) and not warm:
+        # an ill-conditioned P leaves fewer digits of x, and of its length: λ is as good as it gets
+        settled = last <= SETTLED * at
+        if size < radius * (1 - CLEAR * DOUBLE) and not warm and not settled:
             return 0.0, -outcome.LOST  # it is approached from above
-        if off <= 4 * DOUBLE * radius:
+        if abs(size - radius) <= 4 * DOUBLE * radius:
             return at, trial + 1
         for i in range(n):
             z[i] = weight[i] * weight[i] * x[i]
@@ -154,11 +140,12 @@ def _secular(P, q, bound, weight, radius, start, x, z, L):
         if not new > 0:
             if not warm:
                 return 0.0, -outcome.LOST
-            warm, at = False, 0.0  # the start was no good one
+            warm, at, last = False, 0.0, np.inf  # the start was no good one
             continue
-        if abs(new - at) <= 2 * DOUBLE * at:
+        change = abs(new - at)
+        if change <= 2 * DOUBLE * at or (settled and change >= 0.5 * last):
             return at, trial + 1
-        at = new
+        at, last = new, change
     return 0.0, -outcome.LOST
 
 
@@ -189,12 +176,12 @@ def _nearest(q, w, radius, x):
 
 
 @kernel
-def _located(P, q, weight, radius, start, x, z, L):
+def _located(P, q, A, b, weight, radius, start, x, z, L):
     """See `_secular`, with a force that is one."""
     bound = bound_of(P)
     if bound == 0:
         return 0.0, -outcome.UNFIT
-    at, taken = _secular(P, q, bound, weight, radius, start, x, z, L)
+    at, taken = _secular(P, q, A, b, weight, radius, start, x, z, L)
     noise = widest = pull = 0.0
     for i in range(len(q)):
         noise = max(noise, abs(q[i]))
@@ -268,9 +255,12 @@ def _on_disk(stamp):
             if even > 0:
                 multiplier, taken = _nearest(own_q, even, radius, point)
             nearby = taken != 0
+            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
             if not nearby:
                 begin = start[own(b, start)]
-                multiplier, taken = _located(own_P, own_q, weight, radius, begin, point, z, L)
+                multiplier, taken = _located(
+                    own_P, own_q, own_A, own_b, weight, radius, begin, point, z, L
+                )
             if taken < 0 or taken > most:
                 codes[0, b] = -taken if taken < 0 else outcome.LOST
                 continue
@@ -280,7 +270,6 @@ def _on_disk(stamp):
             if nearby:
                 total, gap = _certificate_nearby(own_q, even, radius, point)
             else:
-                own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
                 total, gap = _certificate(own_P, own_q, own_A, own_b, weight, radius, point, g)
             if not proven(total, gap, tol, eps):
                 codes[0, b] = outcome.UNPROVEN
