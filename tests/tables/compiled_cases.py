@@ -154,6 +154,17 @@ def answers(objective, constraint, **options):
     return sol, (*of_x, *of_value)
 
 
+def terms_of(objective, x):
+    """f of absolute values: what the rounding of f is measured by, as its terms may cancel."""
+    x = x.detach().abs()
+    if isinstance(objective, dfw.LeastSquares):
+        rows = (objective.A.detach().abs() @ x.unsqueeze(-1)).squeeze(-1)
+        return 0.5 * (rows + objective.b.detach().abs()).square().sum(-1)
+    P, q = objective.P, objective.q.detach().abs()
+    slope = x if P is None else (P.detach().abs() @ x.unsqueeze(-1)).squeeze(-1)
+    return (x * (0.5 * slope + q)).sum(-1)
+
+
 def close(found, expected, tolerance):
     found, expected = (t.detach().double().cpu() for t in (found, expected))
     size = float(expected.abs().max()) if expected.numel() else 0.0
