@@ -229,6 +229,83 @@ def _pulled(x, v, w, radius, multiplier, u):
     return push * radius / (w * w)
 
 
+@kernel
+def _search(
+    first, end, P, q, A, rhs, weights, radii, start, eps, tol, most,
+    x, values, codes, multipliers, memory,
+):  # fmt: skip
+    """See `search` below."""
+    L, S, z, g = memory
+    dense, even = P.shape[1] > 0, -1.0
+    for b in range(first, end):
+        codes[0, b] = outcome.UNFIT
+        fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L, S)
+        if not fit:
+            continue
+        point, taken, multiplier = x[b], 0, 0.0
+        if not dense and (even < 0 or len(weights) > 1):
+            even = _even(weight)
+        if even > 0:
+            multiplier, taken = _nearest(own_q, even, radius, point)
+        nearby = taken != 0
+        own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+        if not nearby:
+            begin = start[own(b, start)]
+            multiplier, taken = _located(
+                own_P, own_q, own_A, own_b, weight, radius, begin, point, z, L
+            )
+        if taken < 0 or taken > most:
+            codes[0, b] = -taken if taken < 0 else outcome.LOST
+            continue
+        if not settle(weight, radius, 2.0, point, eps, multiplier > 0):
+            codes[0, b] = outcome.UNSETTLED
+            continue
+        if nearby:
+            total, gap = _certificate_nearby(own_q, even, radius, point)
+        else:
+            total, gap = _certificate(own_P, own_q, own_A, own_b, weight, radius, point, g)
+        if not proven(total, gap, tol, eps):
+            codes[0, b] = outcome.UNPROVEN
+            continue
+        multipliers[b, 0] = multiplier
+        values[0, b], values[1, b] = total, gap
+        codes[0, b], codes[1, b] = outcome.SOLVED, taken if dense else 1
+
+
+@kernel
+def _adjoint(first, end, P, weights, radii, eps, x, codes, multipliers, v, u, nu, memory):
+    """See `adjoint` below."""
+    L, S, normal = memory
+    n, even = x.shape[1], -1.0
+    for b in range(first, end):
+        if not asked(b, codes, v, u, nu):
+            continue
+        out = u[b]
+        weight = weights[own(b, weights)]
+        radius = radii[own(b, radii), 0]
+        if P.shape[1] == 0:
+            if even < 0 or len(weights) > 1:
+                even = _even(weight)
+            if even > 0:
+                nu[b, 0] = _pulled(x[b], v[b], even, radius, multipliers[b, 0], out)
+                continue
+        own_P, _ = symmetric(P[own(b, P)], eps, S)
+        if not _factorised(own_P, weight, multipliers[b, 0], L):
+            continue
+        copy(v[b], out)
+        _inverse(own_P, weight, multipliers[b, 0], L, out)
+        if multipliers[b, 0] > 0:
+            for i in range(n):
+                normal[i] = weight[i] * weight[i] * x[b, i] / radius
+            along = dot(normal, out, n)
+            across = 0.0
+            _inverse(own_P, weight, multipliers[b, 0], L, normal)
+            for i in range(n):
+                across += normal[i] * weight[i] * weight[i] * x[b, i] / radius
+            nu[b, 0] = along / across
+            add(out, -nu[b, 0], normal, n)
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -239,79 +316,20 @@ def _on_disk(stamp):
     ):  # fmt: skip
         """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
-        n = x.shape[1]
-        dense = P.shape[1] > 0
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
-        z, g = np.empty(n), np.empty(n)
-        even = -1.0
-        for b in range(first, end):
-            codes[0, b] = outcome.UNFIT
-            fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L)
-            if not fit:
-                continue
-            point, taken, multiplier = x[b], 0, 0.0
-            if not dense and (even < 0 or len(weights) > 1):
-                even = _even(weight)
-            if even > 0:
-                multiplier, taken = _nearest(own_q, even, radius, point)
-            nearby = taken != 0
-            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-            if not nearby:
-                begin = start[own(b, start)]
-                multiplier, taken = _located(
-                    own_P, own_q, own_A, own_b, weight, radius, begin, point, z, L
-                )
-            if taken < 0 or taken > most:
-                codes[0, b] = -taken if taken < 0 else outcome.LOST
-                continue
-            if not settle(weight, radius, 2.0, point, eps, multiplier > 0):
-                codes[0, b] = outcome.UNSETTLED
-                continue
-            if nearby:
-                total, gap = _certificate_nearby(own_q, even, radius, point)
-            else:
-                total, gap = _certificate(own_P, own_q, own_A, own_b, weight, radius, point, g)
-            if not proven(total, gap, tol, eps):
-                codes[0, b] = outcome.UNPROVEN
-                continue
-            multipliers[b, 0] = multiplier
-            values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = outcome.SOLVED, taken if dense else 1
+        n, size = x.shape[1], P.shape[1]
+        memory = np.empty((size, size)), np.empty((size, size)), np.empty(n), np.empty(n)
+        _search(
+            first, end, P, q, A, rhs, weights, radii, start, eps, tol, most, x, values, codes,
+            multipliers, memory,
+        )  # fmt: skip
 
     @entry
     def adjoint(first, end, P, weights, radii, eps, x, codes, multipliers, v, u, nu):
         """(P + λW²) u + νa = v and ⟨a, u⟩ = 0 with a = W²x/t, where that holds x."""
         _ = stamp
-        n = x.shape[1]
-        L = np.empty((n, n)) if P.shape[1] > 0 else np.empty((0, 0))
-        normal, even = np.empty(n), -1.0
-        for b in range(first, end):
-            if not asked(b, codes, v, u, nu):
-                continue
-            out = u[b]
-            weight = weights[own(b, weights)]
-            radius = radii[own(b, radii), 0]
-            if P.shape[1] == 0:
-                if even < 0 or len(weights) > 1:
-                    even = _even(weight)
-                if even > 0:
-                    nu[b, 0] = _pulled(x[b], v[b], even, radius, multipliers[b, 0], out)
-                    continue
-            own_P = symmetric(P[own(b, P)], eps)
-            if not _factorised(own_P, weight, multipliers[b, 0], L):
-                continue
-            copy(v[b], out)
-            _inverse(own_P, weight, multipliers[b, 0], L, out)
-            if multipliers[b, 0] > 0:
-                for i in range(n):
-                    normal[i] = weight[i] * weight[i] * x[b, i] / radius
-                along = dot(normal, out, n)
-                across = 0.0
-                _inverse(own_P, weight, multipliers[b, 0], L, normal)
-                for i in range(n):
-                    across += normal[i] * weight[i] * weight[i] * x[b, i] / radius
-                nu[b, 0] = along / across
-                add(out, -nu[b, 0], normal, n)
+        n, size = x.shape[1], P.shape[1]
+        memory = np.empty((size, size)), np.empty((size, size)), np.empty(n)
+        _adjoint(first, end, P, weights, radii, eps, x, codes, multipliers, v, u, nu, memory)
 
     return search, adjoint
 

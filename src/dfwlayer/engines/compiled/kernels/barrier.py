@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, kernel
+from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, making
 from dfwlayer.engines.compiled.kernels.ordering import elimination_order
 from dfwlayer.engines.compiled.kernels.settled import settle
 from dfwlayer.engines.compiled.kernels.sparse_system import (
@@ -62,13 +62,13 @@ class Point(NamedTuple):
     s: np.ndarray  # (m + 2n,)
 
 
-@kernel
+@making
 def room_for(n, k, rows):
     """Memory for an iterate."""
     return Point(np.zeros(n), np.zeros(k), np.zeros(rows), np.zeros(rows))
 
 
-@kernel
+@making
 def _inner(a, b):
     total = 0.0
     for i in range(len(a)):
@@ -76,7 +76,7 @@ def _inner(a, b):
     return total
 
 
-@kernel
+@making
 def _positive(part, held):
     least = np.inf
     for i in range(len(part)):
@@ -87,7 +87,7 @@ def _positive(part, held):
         part[i] = part[i] + shift if held[i] else 0.0
 
 
-@kernel
+@making
 def _length(at, way, held):
     """How far a direction goes before a number is negative, 1 at most."""
     most = 1.0
@@ -100,14 +100,14 @@ def _length(at, way, held):
     return most
 
 
-@kernel
+@making
 def _slacken(at, way, pair, held):
     """s of a direction, for which s∘z changes by ``pair``."""
     for i in range(len(held)):
         way.s[i] = (pair[i] - at.s[i] * way.z[i]) / at.z[i] if held[i] else 0.0
 
 
-@kernel
+@making
 def _look(parts, at, residuals, product, other):
     """What an iterate misses, in the arrays; how far it is off, and Σ s z."""
     x, nu, z, s = at
@@ -149,7 +149,7 @@ def _look(parts, at, residuals, product, other):
     return (off if off < np.inf else np.inf), total
 
 
-@kernel
+@making
 def _move(at, length, way):
     for i in range(len(at.x)):
         at.x[i] += length * way.x[i]
@@ -160,7 +160,7 @@ def _move(at, length, way):
         at.s[i] += length * way.s[i]
 
 
-@kernel
+@making
 def _keep(one, other):
     copy(one.x, other.x)
     copy(one.nu, other.nu)
@@ -168,7 +168,7 @@ def _keep(one, other):
     copy(one.s, other.s)
 
 
-@kernel
+@making
 def _started(parts, system, weight, far, at, minus):
     """From one system with s = −z, both moved to where they are positive, or far from zero."""
     for i in range(len(weight)):
@@ -189,7 +189,7 @@ def _started(parts, system, weight, far, at, minus):
                 at.s[i], at.z[i] = max(at.s[i], slack), max(at.z[i], force)
 
 
-@kernel
+@making
 def _stepped(parts, system, at, weight, total, residuals, cycles, room, way):
     """A direction, by predictor and corrector; a plain one towards the centre after cycles."""
     dual, beside, rows = residuals
@@ -226,7 +226,7 @@ def _stepped(parts, system, at, weight, total, residuals, cycles, room, way):
     return _length(at, way, held) * (BOUNDARY if count > 0 else 1.0)
 
 
-@kernel
+@making
 def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
     """Walk, and keep what is nearer to a solution than ``least``.
 
@@ -277,7 +277,7 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
     return least, taken, creeps
 
 
-@kernel
+@making
 def arrived(parts, most, best, holds, corner):
     """Where the steps end, in the arrays: the system of the face, how far it is off, and steps."""
     system = prepared(parts, elimination_order(parts.P, parts.A, parts.G))

@@ -30,6 +30,7 @@ __all__ = [
     "join",
     "kernel",
     "leave",
+    "making",
     "part_times",
     "product",
     "solve_with",
@@ -38,12 +39,19 @@ __all__ = [
     "value_and_gradient",
 ]
 
-# parts of what is called from Python, which need no way in of their own
+# Parts of what is called from Python, which need no way in of their own.
 _inner: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-kernel = numba.njit(nogil=True, error_model="numpy", **_inner)
+# Numba counts who holds an array whenever a line of one is taken or handed on, by instructions that
+# other cores wait for; that was two thirds of the time of a problem with ten coordinates. A kernel
+# works in memory that is held by its caller and counts nothing, so it may not make arrays, and an
+# array that it returns is not for a function that counts.
+_uncounted: dict[str, Any] = {**_inner, "_nrt": False}
+kernel = numba.njit(nogil=True, error_model="numpy", **_uncounted)
 summing = numba.njit(
-    nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_inner
+    nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_uncounted
 )
+# makes arrays, and so counts, also where a kernel calls it
+making = numba.njit(nogil=True, error_model="numpy", **_inner, _nrt=True)
 
 
 def entry(function: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.active import REDUCED, side_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
-from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product
+from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, making, product
 from dfwlayer.engines.compiled.kernels.faces import (
     GUESS,
     HELD,
@@ -271,7 +271,7 @@ def _vertex(q, body, x, places):
     return True
 
 
-@kernel
+@making
 def _walked(
     P, q, body, bound, most, left, places, multipliers, best, work, ties, index, L, schur
 ):  # fmt: skip

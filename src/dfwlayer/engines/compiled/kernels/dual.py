@@ -27,6 +27,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     forward,
     kernel,
     leave,
+    making,
     times,
 )
 from dfwlayer.engines.compiled.kernels.rows import levels
@@ -53,7 +54,7 @@ class Held(NamedTuple):
     sin: np.ndarray
 
 
-@kernel
+@making
 def prepared(n):
     """Memory."""
     a, b = np.empty((n, n)), np.empty((n, n))

@@ -19,6 +19,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     fill,
     forward,
     kernel,
+    making,
     product,
     times,
 )
@@ -59,7 +60,7 @@ def _narrowed(H, C):
     return n
 
 
-@kernel
+@making
 def stay(P, held, count, v, u, z):
     """u and, in ``along``, what the rows that are held carry; z (n,) is scratch."""
     n = len(v)

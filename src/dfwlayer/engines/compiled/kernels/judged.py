@@ -14,6 +14,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     factor,
     forward,
     kernel,
+    making,
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.dual import combined, join, refine
@@ -160,7 +161,7 @@ def counted(state, width, what):
     return count
 
 
-@kernel
+@making
 def share(rows, columns, width, held, count, state, rough, values):
     """Among rows that depend on others, what these carry: the values of least norm.
 

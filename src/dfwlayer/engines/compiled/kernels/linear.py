@@ -26,6 +26,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     fill,
     forward,
     kernel,
+    making,
     product,
     value_and_gradient,
 )
@@ -150,6 +151,224 @@ def _change_metric(P, q, rows, base, width, columns, L, held, count, state, kept
     return 1 if bent else 2
 
 
+@making
+def _memory(n, rows, dense):
+    """For one problem: matrices, rows that are held, vectors, numbers and marks of all rows."""
+    size = n if dense else 0
+    matrices = np.empty((size, size)), np.empty((size, size)), np.empty((n, rows))
+    vectors = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    limits = np.empty(rows), np.empty(rows), np.empty(rows)
+    others = np.empty(rows), np.empty(rows), np.empty(rows)
+    marks = np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
+    # the equations, for the next problem if it has the same ones
+    kept = prepared(n), np.empty(rows, np.int64)
+    return matrices, prepared(n), vectors, limits, others, marks, kept
+
+
+@kernel
+def _search(
+    first, end, P, q, A, rhs, E, e, G, h, lowers, uppers, eps, tol, most,
+    x, values, codes, multipliers, memory,
+):  # fmt: skip
+    """See `search` below."""
+    (L, S, columns), held, (start, y, z, g), limits, others, marks, kept_rows = memory
+    (low, high, lengths), (least, most_of, level), (which, before, state) = limits, others, marks
+    first_held, first_state = kept_rows
+    n, dense = x.shape[1], P.shape[1] > 0
+    kind, known, firm = 0, -1, NOTHING
+    limit = NOTHING + int(min(most, EFFORT / (n * len(low) + 4 * n * n))) + 1
+    for b in range(first, end):
+        codes[0, b] = outcome.UNFIT
+        fill(0.0, multipliers[b])
+        own_E, own_e, own_G = E[own(b, E)], e[own(b, e)], G[own(b, G)]
+        lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
+        own_q, own_P = q[own(b, q)], P[own(b, P)]
+        rows = Rows(own_E, own_G, which, low, high, lengths)
+        base, width, missed = listed(rows, own_e, h[own(b, h)], lower, upper)
+        if base < 0:
+            continue
+        if dense:
+            own_P, alike = symmetric(own_P, eps, S)
+            if not alike:
+                continue
+        if not fit(own_P, own_q):
+            continue
+        # the factor and the rows of the last problem, if they are those of this one
+        same = kind == PLAIN and len(P) == 1
+        if not same:
+            for c in range(width):
+                state[c] = HELD if low[c] == high[c] else OPEN
+            kind = metric(own_P, rows, width, state, L) if dense else PLAIN
+            if kind != PLAIN and A.shape[1] == 0 and bends_down(own_P, eps, held.T):
+                kind = 0
+                continue
+            if kind == 0:
+                if not ridged(own_P, SMALL, L):
+                    continue
+                kind = RIDGE
+        same = same and len(E) == 1 and len(G) == 1 and width == known
+        for c in range(width):
+            kept = which[c] if low[c] == high[c] else -1 - which[c]  # equations are told apart
+            same = same and kept == before[c]
+            before[c] = kept
+        if not same:
+            reduced(L, rows, base, width, columns)
+        known = width
+        for c in range(width):
+            least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
+        if not same:
+            firm = _equations(columns, low, high, base, width, held, state)
+            if len(E) == 1:
+                _keep(held, firm, state, width, first_held, first_state)
+        else:
+            _keep(first_held, firm, first_state, width, held, state)
+        point = x[b]
+        fill(0.0, point)
+        sides = least, most_of
+        count, taken = _approach(
+            own_P, own_q, rows, columns, width, sides, kind, L, held, firm,
+            start, y, level, state, point, limit,
+        )  # fmt: skip
+        if taken < 0:
+            codes[0, b] = -taken
+            continue
+        bent = 1
+        if kind == RIDGE:
+            bent = _change_metric(
+                own_P, own_q, rows, base, width, columns, L, held, count,
+                state, level, point, start, y,
+            )  # fmt: skip
+        if bent == 0:
+            codes[0, b] = outcome.LOST
+            continue
+        own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+        size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
+        moved = shaken = 0.0
+        for turn in range(2):
+            moved, shaken = polish(own_P, own_q, own_A, own_b, rows, L, held, count, point, z)
+            if turn == 0:
+                blur = 4 * (moved + DOUBLE * size)
+                met = judge(rows, columns, width, held, count, state, point, blur)
+                if met <= count:
+                    break
+                count = met
+        if met < 0 or not moved <= DOUBTFUL * size:
+            codes[0, b] = -met if met < 0 else outcome.LOST
+            continue
+        if missed > 0 and not missed <= CLEAR * DOUBLE * largest(point, n):
+            codes[0, b] = outcome.UNFIT
+            continue
+        if not settle(rows, width, state, lower, upper, point, eps):
+            codes[0, b] = outcome.UNSETTLED
+            continue
+        found, code = multipliers[b], outcome.SOLVED
+        strongest = 0.0
+        for i in range(count):
+            strongest = max(strongest, abs(held.forces[i]))
+        rough = CLEAR * (shaken + DOUBLE * (size + strongest))
+        shared = strongest > rough and counted(state, width, IDLE) > 0
+        # neither x nor its multipliers are unique
+        if bent == 2 and (shared or counted(state, width, DEPENDS) > 0):
+            codes[0, b] = outcome.DOUBTED
+            continue
+        strict = True
+        for i in range(count):
+            force, c = held.forces[i], held.places[i]
+            if i >= firm and not force > rough:  # met, but x is not held by it
+                code = outcome.LOST if force < -rough else code
+                strict = False
+                continue
+            found[which[c]] = held.sides[i] * force / lengths[c]
+        if code != outcome.SOLVED:
+            codes[0, b] = code
+            continue
+        if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
+            code = outcome.SHARED
+        elif shared:
+            sure = balance(
+                rows, columns, width, held, count, firm, state, point, rough, strict, found
+            )
+            # otherwise normals of further rows are sums of those that hold x, whose directions
+            # are known if all of them have a force
+            code = code if sure else (outcome.TIED if strict else outcome.SHARED)
+        else:
+            share(rows, columns, width, held, count, state, rough, found)
+        total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+        farthest = largest(point, n)
+        steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
+        gap = gap_of(rows, width, lower, upper, L, bends, found, point, g, steep, z)
+        # f* may be zero: then what rounding makes of f at points of this size
+        rounding = FLAT * DOUBLE * farthest * steep
+        if not proven(total, gap, tol, eps) and not gap <= rounding:
+            codes[0, b] = outcome.UNPROVEN
+            continue
+        values[0, b], values[1, b] = total, gap
+        codes[0, b], codes[1, b] = code, taken
+
+
+@kernel
+def _adjoint(
+    first, end, P, E, G, lowers, uppers, eps, codes, multipliers, v, u, nu, memory,
+):  # fmt: skip
+    """See `adjoint` below."""
+    (L, S, columns), held, (z, _, _, _), (lengths, _, _), _, (which, state, _), _ = memory
+    n, total_rows = v.shape[1], multipliers.shape[1]
+    k, ties = E.shape[1], E.shape[1] + G.shape[1]
+    dense, kind = P.shape[1] > 0, 0
+    for b in range(first, end):
+        if not asked(b, codes, v, u, nu):
+            continue
+        out = u[b]
+        own_P, own_E, own_G = P[own(b, P)], E[own(b, E)], G[own(b, G)]
+        lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
+        if dense:
+            own_P, _ = symmetric(own_P, eps, S)
+        width = base = NOTHING
+        for row in range(total_rows):
+            fixed = row >= ties and lower[row - ties] == upper[row - ties]
+            tied = row < k and largest(own_E[row], n) > 0  # rows of zeros carry nothing
+            if tied or fixed or multipliers[b, row] != 0:
+                which[width], state[width] = row, HELD
+                width += 1
+                base += 1 if row < ties else 0
+        rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
+        if not (kind == PLAIN and len(P) == 1):
+            kind = metric(own_P, rows, width, state, L) if dense else PLAIN
+        reduced(L if kind > 0 else L[:0], rows, base, width, columns)
+        count = NOTHING
+        for turn in range(2):  # as in the search, so that the same equations depend on others
+            for c in range(base if turn == 0 else 0, width if turn == 0 else base):
+                state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
+                count += 1 if state[c] == HELD else 0
+        if kind == 0:
+            stay(own_P, held, count, v[b], out, z)
+            for i in range(count):
+                c = held.places[i]
+                nu[b, which[c]] = held.along[i] / lengths[c]
+            share(rows, columns, width, held, count, state, -1.0, nu[b])
+            continue
+        for _ in range(2):  # the second time for the rounding of the first
+            product(own_P, out, z)
+            for i in range(n):
+                z[i] = v[b, i] - z[i]
+            for i in range(count):
+                row = which[held.places[i]]
+                add_row(rows, row, -nu[b, row], z)
+            fill(0.0, held.along)
+            if dense:
+                forward(L, z, n)
+            refine(held, count, z, held.along)
+            if dense:
+                backward(L, z, n)
+            add(out, 1.0, z, n)
+            for i in range(count):
+                c = held.places[i]
+                nu[b, which[c]] += held.along[i] / lengths[c]
+                if which[c] >= ties:
+                    out[which[c] - ties] = 0.0
+        share(rows, columns, width, held, count, state, -1.0, nu[b])
+
+
 def _on_disk(stamp):
     """What is called from Python, kept on disk until a stamp changes."""
 
@@ -160,146 +379,11 @@ def _on_disk(stamp):
     ):  # fmt: skip
         """Solve problems first … end − 1; see `kernels` for the arguments."""
         _ = stamp
-        n, total_rows = x.shape[1], multipliers.shape[1]
-        dense = P.shape[1] > 0
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
-        held, columns = prepared(n), np.empty((n, total_rows))
-        start, y, z, g = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-        low, high, lengths = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
-        least, most_of, level = np.empty(total_rows), np.empty(total_rows), np.empty(total_rows)
-        which, before = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
-        state = np.empty(total_rows, np.int64)
-        # the equations, for the next problem if it has the same ones
-        first_held, first_state = prepared(n), np.empty(total_rows, np.int64)
-        kind, known, firm = 0, -1, NOTHING
-        limit = NOTHING + int(min(most, EFFORT / (n * total_rows + 4 * n * n))) + 1
-        for b in range(first, end):
-            codes[0, b] = outcome.UNFIT
-            fill(0.0, multipliers[b])
-            own_E, own_e, own_G = E[own(b, E)], e[own(b, e)], G[own(b, G)]
-            lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
-            own_q, own_P = q[own(b, q)], P[own(b, P)]
-            rows = Rows(own_E, own_G, which, low, high, lengths)
-            base, width, missed = listed(rows, own_e, h[own(b, h)], lower, upper)
-            if base < 0:
-                continue
-            if dense:
-                own_P = symmetric(own_P, eps)
-                if len(own_P) == 0:
-                    continue
-            if not fit(own_P, own_q):
-                continue
-            # the factor and the rows of the last problem, if they are those of this one
-            same = kind == PLAIN and len(P) == 1
-            if not same:
-                for c in range(width):
-                    state[c] = HELD if low[c] == high[c] else OPEN
-                kind = metric(own_P, rows, width, state, L) if dense else PLAIN
-                if kind != PLAIN and A.shape[1] == 0 and bends_down(own_P, eps, held.T):
-                    kind = 0
-                    continue
-                if kind == 0:
-                    if not ridged(own_P, SMALL, L):
-                        continue
-                    kind = RIDGE
-            same = same and len(E) == 1 and len(G) == 1 and width == known
-            for c in range(width):
-                kept = which[c] if low[c] == high[c] else -1 - which[c]  # equations are told apart
-                same = same and kept == before[c]
-                before[c] = kept
-            if not same:
-                reduced(L, rows, base, width, columns)
-            known = width
-            for c in range(width):
-                least[c], most_of[c] = low[c] / lengths[c], high[c] / lengths[c]
-            if not same:
-                firm = _equations(columns, low, high, base, width, held, state)
-                if len(E) == 1:
-                    _keep(held, firm, state, width, first_held, first_state)
-            else:
-                _keep(first_held, firm, first_state, width, held, state)
-            point = x[b]
-            fill(0.0, point)
-            sides = least, most_of
-            count, taken = _approach(
-                own_P, own_q, rows, columns, width, sides, kind, L, held, firm,
-                start, y, level, state, point, limit,
-            )  # fmt: skip
-            if taken < 0:
-                codes[0, b] = -taken
-                continue
-            bent = 1
-            if kind == RIDGE:
-                bent = _change_metric(
-                    own_P, own_q, rows, base, width, columns, L, held, count,
-                    state, level, point, start, y,
-                )  # fmt: skip
-            if bent == 0:
-                codes[0, b] = outcome.LOST
-                continue
-            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-            size, met = np.sqrt(dot(y, y, n)) + np.sqrt(dot(start, start, n)), NOTHING
-            moved = shaken = 0.0
-            for turn in range(2):
-                moved, shaken = polish(own_P, own_q, own_A, own_b, rows, L, held, count, point, z)
-                if turn == 0:
-                    blur = 4 * (moved + DOUBLE * size)
-                    met = judge(rows, columns, width, held, count, state, point, blur)
-                    if met <= count:
-                        break
-                    count = met
-            if met < 0 or not moved <= DOUBTFUL * size:
-                codes[0, b] = -met if met < 0 else outcome.LOST
-                continue
-            if missed > 0 and not missed <= CLEAR * DOUBLE * largest(point, n):
-                codes[0, b] = outcome.UNFIT
-                continue
-            if not settle(rows, width, state, lower, upper, point, eps):
-                codes[0, b] = outcome.UNSETTLED
-                continue
-            found, code = multipliers[b], outcome.SOLVED
-            strongest = 0.0
-            for i in range(count):
-                strongest = max(strongest, abs(held.forces[i]))
-            rough = CLEAR * (shaken + DOUBLE * (size + strongest))
-            shared = strongest > rough and counted(state, width, IDLE) > 0
-            # neither x nor its multipliers are unique
-            if bent == 2 and (shared or counted(state, width, DEPENDS) > 0):
-                codes[0, b] = outcome.DOUBTED
-                continue
-            strict = True
-            for i in range(count):
-                force, c = held.forces[i], held.places[i]
-                if i >= firm and not force > rough:  # met, but x is not held by it
-                    code = outcome.LOST if force < -rough else code
-                    strict = False
-                    continue
-                found[which[c]] = held.sides[i] * force / lengths[c]
-            if code != outcome.SOLVED:
-                codes[0, b] = code
-                continue
-            if not strict and implied(rows, columns, width, held, count, firm, state, point, rough):
-                code = outcome.SHARED
-            elif shared:
-                sure = balance(
-                    rows, columns, width, held, count, firm, state, point, rough, strict, found
-                )
-                # otherwise normals of further rows are sums of those that hold x, whose directions
-                # are known if all of them have a force
-                code = code if sure else (outcome.TIED if strict else outcome.SHARED)
-            else:
-                share(rows, columns, width, held, count, state, rough, found)
-            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            farthest = largest(point, n)
-            steep, bends = steepness(own_P, own_q, farthest), kind != RIDGE
-            gap = gap_of(rows, width, lower, upper, L, bends, found, point, g, steep, z)
-            # f* may be zero: then what rounding makes of f at points of this size
-            rounding = FLAT * DOUBLE * farthest * steep
-            if not proven(total, gap, tol, eps) and not gap <= rounding:
-                codes[0, b] = outcome.UNPROVEN
-                continue
-            values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = code, taken
+        memory = _memory(x.shape[1], multipliers.shape[1], P.shape[1] > 0)
+        _search(
+            first, end, P, q, A, rhs, E, e, G, h, lowers, uppers, eps, tol, most, x, values,
+            codes, multipliers, memory,
+        )  # fmt: skip
 
     @entry
     def adjoint(
@@ -310,67 +394,8 @@ def _on_disk(stamp):
         Where f is flat along them, u is that of least norm of those that are off by least.
         """
         _ = stamp
-        n, total_rows = v.shape[1], multipliers.shape[1]
-        k, ties = E.shape[1], E.shape[1] + G.shape[1]
-        dense = P.shape[1] > 0
-        L = np.empty((n, n)) if dense else np.empty((0, 0))
-        plain = np.empty((0, 0))
-        held, columns = prepared(n), np.empty((n, total_rows))
-        z, lengths = np.empty(n), np.empty(total_rows)
-        which, state = np.empty(total_rows, np.int64), np.empty(total_rows, np.int64)
-        kind = 0
-        for b in range(first, end):
-            if not asked(b, codes, v, u, nu):
-                continue
-            out = u[b]
-            own_P, own_E, own_G = P[own(b, P)], E[own(b, E)], G[own(b, G)]
-            lower, upper = lowers[own(b, lowers)], uppers[own(b, uppers)]
-            if dense:
-                own_P = symmetric(own_P, eps)
-            width = base = NOTHING
-            for row in range(total_rows):
-                fixed = row >= ties and lower[row - ties] == upper[row - ties]
-                tied = row < k and largest(own_E[row], n) > 0  # rows of zeros carry nothing
-                if tied or fixed or multipliers[b, row] != 0:
-                    which[width], state[width] = row, HELD
-                    width += 1
-                    base += 1 if row < ties else 0
-            rows = Rows(own_E, own_G, which, lengths, lengths, lengths)
-            if not (kind == PLAIN and len(P) == 1):
-                kind = metric(own_P, rows, width, state, L) if dense else PLAIN
-            reduced(L if kind > 0 else plain, rows, base, width, columns)
-            count = NOTHING
-            for turn in range(2):  # as in the search, so that the same equations depend on others
-                for c in range(base if turn == 0 else 0, width if turn == 0 else base):
-                    state[c] = HELD if join(columns, c, 1.0, held, count) else DEPENDS
-                    count += 1 if state[c] == HELD else 0
-            if kind == 0:
-                stay(own_P, held, count, v[b], out, z)
-                for i in range(count):
-                    c = held.places[i]
-                    nu[b, which[c]] = held.along[i] / lengths[c]
-                share(rows, columns, width, held, count, state, -1.0, nu[b])
-                continue
-            for _ in range(2):  # the second time for the rounding of the first
-                product(own_P, out, z)
-                for i in range(n):
-                    z[i] = v[b, i] - z[i]
-                for i in range(count):
-                    row = which[held.places[i]]
-                    add_row(rows, row, -nu[b, row], z)
-                fill(0.0, held.along)
-                if dense:
-                    forward(L, z, n)
-                refine(held, count, z, held.along)
-                if dense:
-                    backward(L, z, n)
-                add(out, 1.0, z, n)
-                for i in range(count):
-                    c = held.places[i]
-                    nu[b, which[c]] += held.along[i] / lengths[c]
-                    if which[c] >= ties:
-                        out[which[c] - ties] = 0.0
-            share(rows, columns, width, held, count, state, -1.0, nu[b])
+        memory = _memory(v.shape[1], multipliers.shape[1], P.shape[1] > 0)
+        _adjoint(first, end, P, E, G, lowers, uppers, eps, codes, multipliers, v, u, nu, memory)
 
     return search, adjoint
 

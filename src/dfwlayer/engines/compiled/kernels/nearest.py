@@ -234,84 +234,47 @@ def _locate(body, z, largest, x, places, sides):
     return at, outcome.SOLVED
 
 
-def _on_disk(stamp):
-    """What is called from Python, kept on disk until a stamp changes."""
-
-    @entry
-    def search(
-        first, end, q, bodies, blocks, eps, tol,
-        x, values, codes, places, sides, multipliers,
-    ):  # fmt: skip
-        """Solve problems first … end − 1; see `kernels`. Tables have a row at most."""
-        _ = stamp
-        n, k = x.shape[1], bodies.shape[1]
-        apart = k == table.ROWS
-        size = 0 if apart else n
-        z, g, guess = np.empty(size), np.empty(size), np.empty(k)
-        fine = False
-        for b in range(first, end):
-            codes[0, b] = outcome.UNFIT
-            body, point = bodies[own(b, bodies)], x[b]
-            if b == first or len(bodies) > 1:
-                fine = sound(body, blocks)
-            if apart:
-                given, low, high = q[own(b, q)], body[table.LOWER], body[table.UPPER]
-                code, total, gap = _bounded(low, high, given, eps, point, places[b])
-                if fine and code == outcome.SOLVED and not proven(total, gap, tol, eps):
-                    code = outcome.UNPROVEN
-                if fine:
-                    codes[0, b], codes[1, b] = code, 1
-                    values[0, b], values[1, b] = total, gap
-                continue
-            largest = _negated(q[own(b, q)], z)
-            if not fine or np.isnan(largest):
-                continue
-            at, code = _locate(body, z, largest, point, places[b], sides[b])
-            codes[0, b] = code
-            if code != outcome.SOLVED and code != outcome.TIED:
-                continue
-            if not settle(body, blocks, places[b], point, eps, sides[b]):
-                codes[0, b] = outcome.UNSETTLED
-                continue
-            total = _value(point, z, g)
-            guess[table.ROWS] = at
-            gap = gap_of(body, blocks, point, g, guess, z, True)
-            if not proven(total, gap, tol, eps):
-                codes[0, b] = outcome.UNPROVEN
-                continue
-            multipliers[b, table.ROWS] = at
-            values[0, b], values[1, b] = total, gap
-            codes[1, b] = 1
-
-    @entry
-    def adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest):
-        """ν and u on the faces of problems first … end − 1, and v − u − νa if anybody asks."""
-        _ = stamp
-        n = v.shape[1]
-        for b in range(first, end):
-            out, given = u[b], v[b]
-            fill(0.0, nu[b])
-            fill(0.0, out)
-            if len(rest) > 0:
-                fill(0.0, rest[b])
-            body = bodies[own(b, bodies)]
-            tied, budget = _row(body)
-            if codes[0, b] != outcome.SOLVED:
-                continue
-            slopes, pull = body[table.LOWER], 0.0
-            if tied and (not budget or multipliers[b, table.ROWS] > 0):
-                slopes = body[table.ROWS]
-                pull = _pull(slopes, budget, sides[b], places[b], given)
-                nu[b, table.ROWS] = pull
-            if not _pushed(slopes, budget, pull, sides[b], places[b], given, out):
-                fill(0.0, out)
-                fill(0.0, nu[b])
-                continue
-            for i in range(n if len(rest) > 0 else 0):
-                a = slopes[i] * sides[b, i] if budget else slopes[i]
-                rest[b, i] = given[i] - out[i] - (pull * a if pull != 0 else 0.0)
-
-    return search, adjoint
+@kernel
+def _search(
+    first, end, q, bodies, blocks, eps, tol,
+    x, values, codes, places, sides, multipliers, memory,
+):  # fmt: skip
+    """See `search` below."""
+    z, g, guess = memory
+    apart, fine = bodies.shape[1] == table.ROWS, False
+    for b in range(first, end):
+        codes[0, b] = outcome.UNFIT
+        body, point = bodies[own(b, bodies)], x[b]
+        if b == first or len(bodies) > 1:
+            fine = sound(body, blocks)
+        if apart:
+            given, low, high = q[own(b, q)], body[table.LOWER], body[table.UPPER]
+            code, total, gap = _bounded(low, high, given, eps, point, places[b])
+            if fine and code == outcome.SOLVED and not proven(total, gap, tol, eps):
+                code = outcome.UNPROVEN
+            if fine:
+                codes[0, b], codes[1, b] = code, 1
+                values[0, b], values[1, b] = total, gap
+            continue
+        largest = _negated(q[own(b, q)], z)
+        if not fine or np.isnan(largest):
+            continue
+        at, code = _locate(body, z, largest, point, places[b], sides[b])
+        codes[0, b] = code
+        if code != outcome.SOLVED and code != outcome.TIED:
+            continue
+        if not settle(body, blocks, places[b], point, eps, sides[b]):
+            codes[0, b] = outcome.UNSETTLED
+            continue
+        total = _value(point, z, g)
+        guess[table.ROWS] = at
+        gap = gap_of(body, blocks, point, g, guess, z, True)
+        if not proven(total, gap, tol, eps):
+            codes[0, b] = outcome.UNPROVEN
+            continue
+        multipliers[b, table.ROWS] = at
+        values[0, b], values[1, b] = total, gap
+        codes[1, b] = 1
 
 
 @summing
@@ -336,6 +299,60 @@ def _pushed(slopes, budget, pull, sides, places, v, u):
         u[i] = moved if places[i] == place.FREE else 0.0
         total += v[i]
     return np.isfinite(total)
+
+
+@kernel
+def _adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest):
+    """See `adjoint` below."""
+    n = v.shape[1]
+    for b in range(first, end):
+        out, given = u[b], v[b]
+        fill(0.0, nu[b])
+        fill(0.0, out)
+        if len(rest) > 0:
+            fill(0.0, rest[b])
+        body = bodies[own(b, bodies)]
+        tied, budget = _row(body)
+        if codes[0, b] != outcome.SOLVED:
+            continue
+        slopes, pull = body[table.LOWER], 0.0
+        if tied and (not budget or multipliers[b, table.ROWS] > 0):
+            slopes = body[table.ROWS]
+            pull = _pull(slopes, budget, sides[b], places[b], given)
+            nu[b, table.ROWS] = pull
+        if not _pushed(slopes, budget, pull, sides[b], places[b], given, out):
+            fill(0.0, out)
+            fill(0.0, nu[b])
+            continue
+        for i in range(n if len(rest) > 0 else 0):
+            a = slopes[i] * sides[b, i] if budget else slopes[i]
+            rest[b, i] = given[i] - out[i] - (pull * a if pull != 0 else 0.0)
+
+
+def _on_disk(stamp):
+    """What is called from Python, kept on disk until a stamp changes."""
+
+    @entry
+    def search(
+        first, end, q, bodies, blocks, eps, tol,
+        x, values, codes, places, sides, multipliers,
+    ):  # fmt: skip
+        """Solve problems first … end − 1; see `kernels`. Tables have a row at most."""
+        _ = stamp
+        size = 0 if bodies.shape[1] == table.ROWS else x.shape[1]
+        memory = np.empty(size), np.empty(size), np.empty(bodies.shape[1])
+        _search(
+            first, end, q, bodies, blocks, eps, tol, x, values, codes, places, sides, multipliers,
+            memory,
+        )  # fmt: skip
+
+    @entry
+    def adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest):
+        """ν and u on the faces of problems first … end − 1, and v − u − νa if anybody asks."""
+        _ = stamp
+        _adjoint(first, end, bodies, codes, places, sides, multipliers, v, u, nu, rest)
+
+    return search, adjoint
 
 
 search, adjoint = _on_disk(STAMP)

@@ -12,11 +12,15 @@ __all__ = ["length_of", "over_ball", "settle", "size_of"]
 
 
 @kernel
-def over_ball(b, P, q, A, weights, radii, eps, L):
-    """P, q, w and t of problem b; first, whether all numbers are such that they may be used."""
-    own_P = symmetric(P[own(b, P)], eps)
+def over_ball(b, P, q, A, weights, radii, eps, L, S):
+    """P, q, w and t of problem b; first, whether all numbers are such that they may be used.
+
+    L and S (n, n) are scratch, and S may hold P.
+    """
+    own_P, alike = symmetric(P[own(b, P)], eps, S)
     own_q, weight, radius = q[own(b, q)], weights[own(b, weights)], radii[own(b, radii), 0]
-    fit = SMALLEST < radius < LARGEST and (P.shape[1] == 0 or sane(own_P, A, eps, L))
+    fit = SMALLEST < radius < LARGEST and alike
+    fit = fit and (P.shape[1] == 0 or sane(own_P, A, eps, L))
     return fit and _unfit(own_q, weight) == 0, own_P, own_q, weight, radius
 
 

@@ -35,8 +35,8 @@ def rounded(value, eps):
 
 
 @kernel
-def symmetric(P, eps):
-    """P, its symmetric part if it is symmetric to rounding only, or nothing if it is not."""
+def symmetric(P, eps, out):
+    """P, or its symmetric part in ``out`` if it is so to rounding only; whether it is at all."""
     n = len(P)
     largest = skew = 0.0
     for i in range(n):
@@ -44,14 +44,11 @@ def symmetric(P, eps):
         for j in range(i):
             skew = max(skew, abs(P[i, j] - P[j, i]))
     if skew == 0:
-        return P
-    if not skew <= max(SKEW * eps * np.sqrt(n), ASYMMETRY / n) * largest:
-        return np.empty((0, 0))
-    out = np.empty((n, n))
+        return P, True
     for i in range(n):
         for j in range(i + 1):
             out[i, j] = out[j, i] = 0.5 * (P[i, j] + P[j, i])
-    return out
+    return out, skew <= max(SKEW * eps * np.sqrt(n), ASYMMETRY / n) * largest
 
 
 @summing
@@ -119,8 +116,8 @@ def own(b, shared):
 
 @kernel
 def sane(P, A, eps, L):
-    """Whether what `symmetric` has made of P is a matrix, and convex; with an A it is."""
-    return len(P) > 0 and (A.shape[1] > 0 or convex(P, eps, L))
+    """Whether what `symmetric` has made of P is convex; with an A it is."""
+    return A.shape[1] > 0 or convex(P, eps, L)
 
 
 @kernel

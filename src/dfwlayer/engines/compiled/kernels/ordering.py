@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import making
 
 __all__ = ["elimination_order", "entries"]
 
@@ -20,7 +20,7 @@ VARIABLE, ELEMENT, GONE = 0, 1, 2
 DENSE = 10.0  # times √N neighbours, and 16: with more a variable is eliminated last
 
 
-@kernel
+@making
 def entries(P, A, G):
     """[P Aᵀ Gᵀ; A 0 0; G 0 0] as rows, columns and values, and its diagonal.
 
@@ -46,7 +46,7 @@ def entries(P, A, G):
     return row[:e], col[:e], value[:e], diagonal
 
 
-@kernel
+@making
 def _neighbours(P, A, G):
     """The graph of that matrix: where the neighbours of each row start, and these."""
     row, col, _, diagonal = entries(P, A, G)
@@ -65,7 +65,7 @@ def _neighbours(P, A, G):
     return start[: N + 1].copy(), place
 
 
-@kernel
+@making
 def _unlink(v, degree, head, after, before):
     """Take a variable out of the list of those with its degree."""
     if before[v] >= 0:
@@ -76,7 +76,7 @@ def _unlink(v, degree, head, after, before):
         before[after[v]] = before[v]
 
 
-@kernel
+@making
 def _link(v, degree, head, after, before):
     """Put a variable into the list of those with its degree."""
     first = head[degree[v]]
@@ -86,7 +86,7 @@ def _link(v, degree, head, after, before):
     head[degree[v]] = v
 
 
-@kernel
+@making
 def _without_dense(start, place, state, first, length, lists):
     """Lists of neighbours without those that have too many, which are marked; where they end."""
     N = len(state)
@@ -105,7 +105,7 @@ def _without_dense(start, place, state, first, length, lists):
     return end
 
 
-@kernel
+@making
 def _shortened(v, p, stamp, tag, state, first, length, elements, mark, weight, lists):
     """Clean the list of a variable of the new element p, which joins it; the degree without p.
 
@@ -138,7 +138,7 @@ def _shortened(v, p, stamp, tag, state, first, length, elements, mark, weight, l
     return degree
 
 
-@kernel
+@making
 def _by_degree(start, place):
     """The order in which pivots are eliminated."""
     N = len(start) - 1
@@ -225,7 +225,7 @@ def _by_degree(start, place):
     return order
 
 
-@kernel
+@making
 def _tree(start, place, order):
     """The elimination tree of a matrix in that order; −1 for the parent of a root."""
     N = len(order)
@@ -245,7 +245,7 @@ def _tree(start, place, order):
     return parent
 
 
-@kernel
+@making
 def elimination_order(P, A, G):
     """The variables of [P Aᵀ Gᵀ; A 0 0; G 0 0] as they are best eliminated (N,)."""
     start, place = _neighbours(P, A, G)

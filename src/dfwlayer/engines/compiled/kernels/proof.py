@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import making
 from dfwlayer.engines.compiled.kernels.judged import FLAT
 from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
 from dfwlayer.engines.compiled.kernels.triangle import times
@@ -17,7 +17,7 @@ DOUBT, STEEP = 1e-8, 16.0
 UNIQUE = 1e-6  # of a vector: what a system may make of it that has one solution
 
 
-@kernel
+@making
 def along_sizes(matrix, x, out):
     """|M| |x|."""
     start, place, value = matrix
@@ -28,7 +28,7 @@ def along_sizes(matrix, x, out):
         out[i] = total
 
 
-@kernel
+@making
 def back_sizes(matrix, y, out):
     """out += |M|ᵀ|y|."""
     start, place, value = matrix
@@ -39,7 +39,7 @@ def back_sizes(matrix, y, out):
                 out[place[p]] += abs(value[p]) * c
 
 
-@kernel
+@making
 def _steepest(P, q, size):
     """The largest sum of the terms of an entry of ∇f, for x with entries of that size."""
     steep = 0.0
@@ -52,7 +52,7 @@ def _steepest(P, q, size):
     return steep
 
 
-@kernel
+@making
 def judged(parts, x, nu, z, holds):
     """Whether all conditions of optimality hold to rounding: 0 no, 1 yes, 2 clear of rounding.
 
@@ -106,7 +106,7 @@ def judged(parts, x, nu, z, holds):
     return 2 if clear else 1
 
 
-@kernel
+@making
 def regular(parts, system, holds, fixed):
     """Whether x and multipliers of a face, whose factor the system has, are the only ones.
 
@@ -135,7 +135,7 @@ def regular(parts, system, holds, fixed):
     return same
 
 
-@kernel
+@making
 def gap_of(P, A, G, q, b, h, lower, upper, x, nu, z):
     """f(x), a bound of f(x) − f* by Lagrangian duality, and what rounding may make of f.
 
@@ -181,7 +181,7 @@ def gap_of(P, A, G, q, b, h, lower, upper, x, nu, z):
     return value, gap + 2 * DOUBLE * total, FLAT * DOUBLE * farthest * steep
 
 
-@kernel
+@making
 def missed(A, G, b, h, x):
     """The largest amount by which x misses a row, relative to its terms."""
     k, m = len(b), len(h)

@@ -25,6 +25,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     factor,
     fill,
     kernel,
+    making,
     product,
     value_and_gradient,
 )
@@ -74,14 +75,135 @@ def fit(body, blocks, P, q, start):
     return bound if sound(body, blocks) else 0.0
 
 
-@kernel
+@making
 def _memory(n, k, dense, factors, orders):
-    """For one problem, see `faces`: two tables, the Schur complement, integers, and L."""
+    """For one problem, see `faces`: two tables, the Schur complement, integers, L, and P's room."""
     size = n if dense else 0
     tables = np.empty((NORMALS + 2 * k, n)), np.empty((LINES, k))
     L = factors[0] if len(factors) > 0 else np.empty((size, size))
     index = orders[0] if len(factors) > 0 else np.empty(n + k, np.int64)
-    return *tables, np.empty((k, k)), index, L
+    return *tables, np.empty((k, k)), index, L, np.empty((size, size))
+
+
+@kernel
+def _search(
+    first, end, P, q, A, rhs, bodies, blocks, start, eps, tol, most,
+    x, values, codes, places, sides, multipliers, memory,
+):  # fmt: skip
+    """See `search` below."""
+    work, ties, schur, index, L, S = memory
+    n, dense = x.shape[1], P.shape[1] > 0
+    g, guess = work[Z], ties[GUESS]
+    for b in range(first, end):
+        codes[0, b] = outcome.UNFIT
+        own_q, body = q[own(b, q)], bodies[own(b, bodies)]
+        own_P, alike = symmetric(P[own(b, P)], eps, S)
+        if dense and not (alike and sane(own_P, A, eps, L)):
+            continue
+        copy(start[own(b, start)], work[X])
+        for i in range(n):  # the last solution of a problem that was bad then
+            if not np.isfinite(work[X, i]):
+                fill(0.0, work[X])
+        bound = fit(body, blocks, own_P, own_q, work[X])
+        if bound == 0:
+            continue
+        where, point, forces = places[b], x[b], multipliers[b]
+        taken = descend(
+            own_P,
+            own_q,
+            body,
+            blocks,
+            bound,
+            most,
+            eps,
+            where,
+            forces,
+            point,
+            work,
+            ties,
+            index,
+            L,
+            schur,
+        )
+        if taken < 0:
+            codes[0, b] = -taken
+            continue
+        if not settle(body, blocks, where, point, eps, work[SIDES]):
+            codes[0, b] = outcome.UNSETTLED
+            continue
+        own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
+        total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+        copy(forces, guess)
+        gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
+        if not proven(total, gap, tol, eps):
+            # the bound of a coordinate is absent, or rounding of x has left a slope that all
+            # of the set is wide for; the curvature of f tells how little it matters
+            value_and_gradient(own_P, own_q, own_A, own_b, point, g)
+            if iterates(index):
+                index[-1] = 0
+                if not factor(L, free_in(where)):
+                    codes[0, b] = outcome.UNPROVEN
+                    continue
+            scratch = work[WAY], work[Y], work[PY]
+            closed = relaxed_gap(
+                own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
+            )
+            gap = min(gap, closed)
+        if not proven(total, gap, tol, eps):
+            codes[0, b] = outcome.UNPROVEN
+            continue
+        copy(work[SIDES], sides[b])
+        values[0, b], values[1, b] = total, gap
+        codes[0, b], codes[1, b] = outcome.SOLVED, taken
+        for row in range(table.ROWS, len(body)):
+            if holds(body, row, forces) and is_tied(body, row, where, work[SIDES]):
+                codes[0, b] = outcome.TIED
+
+
+@kernel
+def _adjoint(
+    first, end, P, bodies, eps, codes, places, sides, multipliers,
+    v, u, nu, rest, kept, memory,
+):  # fmt: skip
+    """See `adjoint` below."""
+    work, ties, schur, index, L, S = memory
+    n, k = v.shape[1], bodies.shape[1]
+    dense = P.shape[1] > 0
+    fill(0.0, ties[SHORT])
+    fall = max(4 * DOUBLE, 0.01 * eps)
+    if not kept:
+        index[-1] = 0
+    for b in range(first, end):
+        fill(0.0, rest[b])
+        if not asked(b, codes, v, u, nu):
+            continue
+        own_P, _ = symmetric(P[own(b, P)], eps, S)
+        body = bodies[own(b, bodies)]
+        copy(sides[b], work[SIDES])
+        face = own_P, body, places[b], multipliers[b], work, index, L, schur
+        free, held = prepare(*face, kept)
+        if free < 0:
+            continue
+        for a in range(free):
+            work[Z, a] = v[b, index[a]]
+        if not solve(k, free, held, dense, work, ties, index, L, schur, fall):
+            index[-1] = 0
+            free, held = prepare(*face, False)
+            if free < 0:
+                continue
+            for a in range(free):
+                work[Z, a] = v[b, index[a]]
+            solve(k, free, held, dense, work, ties, index, L, schur, fall)
+        for a in range(free):
+            u[b, index[a]] = work[Z, a]
+        for j in range(held):
+            nu[b, index[n + j]] = ties[FOUND, j]
+        product(own_P, u[b], work[PY])
+        for i in range(n):
+            r = v[b, i] - work[PY, i]
+            for j in range(held):
+                r -= ties[FOUND, j] * slope(body, index[n + j], i, work[SIDES])
+            rest[b, i] = r
 
 
 def _on_disk(stamp):
@@ -100,72 +222,11 @@ def _on_disk(stamp):
         """
         _ = stamp
         n, dense = x.shape[1], P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, bodies.shape[1], dense, factors, orders)
-        g, guess = work[Z], ties[GUESS]
-        for b in range(first, end):
-            codes[0, b] = outcome.UNFIT
-            own_q, body = q[own(b, q)], bodies[own(b, bodies)]
-            own_P = symmetric(P[own(b, P)], eps)
-            if dense and not sane(own_P, A, eps, L):
-                continue
-            copy(start[own(b, start)], work[X])
-            for i in range(n):  # the last solution of a problem that was bad then
-                if not np.isfinite(work[X, i]):
-                    fill(0.0, work[X])
-            bound = fit(body, blocks, own_P, own_q, work[X])
-            if bound == 0:
-                continue
-            where, point, forces = places[b], x[b], multipliers[b]
-            taken = descend(
-                own_P,
-                own_q,
-                body,
-                blocks,
-                bound,
-                most,
-                eps,
-                where,
-                forces,
-                point,
-                work,
-                ties,
-                index,
-                L,
-                schur,
-            )
-            if taken < 0:
-                codes[0, b] = -taken
-                continue
-            if not settle(body, blocks, where, point, eps, work[SIDES]):
-                codes[0, b] = outcome.UNSETTLED
-                continue
-            own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
-            total = value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            copy(forces, guess)
-            gap = gap_of(body, blocks, point, g, guess, work[WAY], not dense)
-            if not proven(total, gap, tol, eps):
-                # the bound of a coordinate is absent, or rounding of x has left a slope that all
-                # of the set is wide for; the curvature of f tells how little it matters
-                value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-                if iterates(index):
-                    index[-1] = 0
-                    if not factor(L, free_in(where)):
-                        codes[0, b] = outcome.UNPROVEN
-                        continue
-                scratch = work[WAY], work[Y], work[PY]
-                closed = relaxed_gap(
-                    own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
-                )
-                gap = min(gap, closed)
-            if not proven(total, gap, tol, eps):
-                codes[0, b] = outcome.UNPROVEN
-                continue
-            copy(work[SIDES], sides[b])
-            values[0, b], values[1, b] = total, gap
-            codes[0, b], codes[1, b] = outcome.SOLVED, taken
-            for row in range(table.ROWS, len(body)):
-                if holds(body, row, forces) and is_tied(body, row, where, work[SIDES]):
-                    codes[0, b] = outcome.TIED
+        memory = _memory(n, bodies.shape[1], dense, factors, orders)
+        _search(
+            first, end, P, q, A, rhs, bodies, blocks, start, eps, tol, most, x, values, codes,
+            places, sides, multipliers, memory,
+        )  # fmt: skip
 
     @entry
     def adjoint(
@@ -174,43 +235,10 @@ def _on_disk(stamp):
     ):  # fmt: skip
         """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
         _ = stamp
-        n, k = v.shape[1], bodies.shape[1]
-        dense = P.shape[1] > 0
-        work, ties, schur, index, L = _memory(n, k, dense, factors, orders)
-        fill(0.0, ties[SHORT])
-        kept, fall = len(factors) > 0, max(4 * DOUBLE, 0.01 * eps)
-        if not kept:
-            index[-1] = 0
-        for b in range(first, end):
-            fill(0.0, rest[b])
-            if not asked(b, codes, v, u, nu):
-                continue
-            own_P, body = symmetric(P[own(b, P)], eps), bodies[own(b, bodies)]
-            copy(sides[b], work[SIDES])
-            face = own_P, body, places[b], multipliers[b], work, index, L, schur
-            free, held = prepare(*face, kept)
-            if free < 0:
-                continue
-            for a in range(free):
-                work[Z, a] = v[b, index[a]]
-            if not solve(k, free, held, dense, work, ties, index, L, schur, fall):
-                index[-1] = 0
-                free, held = prepare(*face, False)
-                if free < 0:
-                    continue
-                for a in range(free):
-                    work[Z, a] = v[b, index[a]]
-                solve(k, free, held, dense, work, ties, index, L, schur, fall)
-            for a in range(free):
-                u[b, index[a]] = work[Z, a]
-            for j in range(held):
-                nu[b, index[n + j]] = ties[FOUND, j]
-            product(own_P, u[b], work[PY])
-            for i in range(n):
-                r = v[b, i] - work[PY, i]
-                for j in range(held):
-                    r -= ties[FOUND, j] * slope(body, index[n + j], i, work[SIDES])
-                rest[b, i] = r
+        n, dense = v.shape[1], P.shape[1] > 0
+        memory = _memory(n, bodies.shape[1], dense, factors, orders)
+        given = P, bodies, eps, codes, places, sides, multipliers
+        _adjoint(first, end, *given, v, u, nu, rest, len(factors) > 0, memory)
 
     return search, adjoint
 

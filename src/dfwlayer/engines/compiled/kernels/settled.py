@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import fill, kernel
+from dfwlayer.engines.compiled.kernels.dense import fill, making
 from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
@@ -20,7 +20,7 @@ STILL = 1e30  # on the diagonal, of what must not move
 CORRECTIONS = 3  # each with what the one before has left
 
 
-@kernel
+@making
 def _single(z, holds, n, m):
     """Of two bounds of a coordinate that both hold it, only the one with the larger multiplier."""
     for i in range(n):
@@ -30,7 +30,7 @@ def _single(z, holds, n, m):
             holds[above], holds[below] = upper, not upper
 
 
-@kernel
+@making
 def faced(parts, system, holds):
     """Factorise the matrix of the face with a ridge; refinement is for the one without."""
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
@@ -52,7 +52,7 @@ def faced(parts, system, holds):
             diagonal[i] -= RIDGE * system.signs[i]
 
 
-@kernel
+@making
 def _slope(parts, x, nu, z, product, out):
     """P x + q + Aᵀν + Gᵀz."""
     along(parts.P, x, product)
@@ -62,7 +62,7 @@ def _slope(parts, x, nu, z, product, out):
     back(parts.G, z, out)
 
 
-@kernel
+@making
 def settle(parts, system, at, holds, x, nu, z):
     """From a point, and which rows hold it, to the minimiser on that face, in the last arrays.
 

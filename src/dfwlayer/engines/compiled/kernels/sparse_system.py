@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import copy, kernel
+from dfwlayer.engines.compiled.kernels.dense import copy, making
 from dfwlayer.engines.compiled.kernels.ordering import entries
 from dfwlayer.engines.compiled.kernels.triangle import (
     Triangle,
@@ -56,7 +56,7 @@ class System(NamedTuple):
     more: np.ndarray
 
 
-@kernel
+@making
 def along(matrix, x, out):
     """M x."""
     start, place, value = matrix
@@ -67,7 +67,7 @@ def along(matrix, x, out):
         out[i] = total
 
 
-@kernel
+@making
 def back(matrix, y, out):
     """out += Mᵀy."""
     start, place, value = matrix
@@ -78,7 +78,7 @@ def back(matrix, y, out):
                 out[place[p]] += value[p] * c
 
 
-@kernel
+@making
 def across(parts, x, out):
     """R x."""
     n, m = len(x), len(parts.G[0]) - 1
@@ -87,7 +87,7 @@ def across(parts, x, out):
         out[m + i], out[m + n + i] = x[i], -x[i]
 
 
-@kernel
+@making
 def largest(v, size):
     """The largest entry, or a size that is larger."""
     for i in range(len(v)):
@@ -96,7 +96,7 @@ def largest(v, size):
     return size
 
 
-@kernel
+@making
 def _bordered(parts, order):
     """[P Aᵀ Gᵀ; A 0 0; G 0 0] in an order: above its diagonal, the diagonal, where columns go."""
     row, col, value, own = entries(parts.P, parts.A, parts.G)
@@ -118,7 +118,7 @@ def _bordered(parts, order):
     return Upper(start[: N + 1].copy(), place, number), diagonal, at
 
 
-@kernel
+@making
 def _measured(v, unit):
     """The largest entry in units."""
     size = 0.0
@@ -128,7 +128,7 @@ def _measured(v, unit):
     return size
 
 
-@kernel
+@making
 def refined(system, right):
     """K⁻¹ right in ``found``, with what rounding, or a ridge, has left of it solved for again.
 
@@ -158,7 +158,7 @@ def refined(system, right):
             found[i] += more[i]
 
 
-@kernel
+@making
 def direction(parts, weight, system, rows, dual, beside, way):
     """x, ν and z of a direction for right-hand sides (n,), (k,) and (m + 2n,)."""
     place, right, found = system.place, system.right, system.found
@@ -182,7 +182,7 @@ def direction(parts, weight, system, rows, dual, beside, way):
         way.z[i] = found[place[n + k + i]] if parts.held[i] else 0.0
 
 
-@kernel
+@making
 def _weigh(parts, weight, upper, lower, system):
     """The diagonal of K for weights z/s, with ρ and δ, and units of its rows."""
     place, bare, diagonal, unit = system.place, system.bare, system.diagonal, system.unit
@@ -200,7 +200,7 @@ def _weigh(parts, weight, upper, lower, system):
         unit[j] = 1 / np.sqrt(max(-diagonal[j], 1.0))
 
 
-@kernel
+@making
 def factorised(parts, weight, ridge, proximal, system):
     """Factorise K; refinement is for the matrix with a ridge, or if that is no term without it."""
     upper, lower = ridge
@@ -210,7 +210,7 @@ def factorised(parts, weight, ridge, proximal, system):
         _weigh(parts, weight, 0.0, 0.0, system)
 
 
-@kernel
+@making
 def prepared(parts, order):
     """K without its diagonal, and memory."""
     n, N = len(parts.q), len(order)

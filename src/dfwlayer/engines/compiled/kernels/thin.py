@@ -14,7 +14,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.barrier import NEAR, arrived, room_for
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SKEW
-from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel
+from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, making
 from dfwlayer.engines.compiled.kernels.numbers import proven
 from dfwlayer.engines.compiled.kernels.ordering import elimination_order
 from dfwlayer.engines.compiled.kernels.proof import gap_of, judged, missed, regular
@@ -39,7 +39,7 @@ PIVOT = 1e-10  # what a pivot of zero becomes in the units in which P is factori
 CORRECTIONS = 3  # each with what the one before has left
 
 
-@kernel
+@making
 def _is_finite(values, most):
     """Whether no entry is as large as that, or no number."""
     sound = True
@@ -48,7 +48,7 @@ def _is_finite(values, most):
     return sound
 
 
-@kernel
+@making
 def _is_sound(P, A, G, q, b, h, lower, upper):
     """Whether all of it are numbers, no two bounds exclude each other, and no row has no entry."""
     sound = _is_finite(P[2], LARGEST) and _is_finite(A[2], LARGEST) and _is_finite(G[2], LARGEST)
@@ -61,7 +61,7 @@ def _is_sound(P, A, G, q, b, h, lower, upper):
     return sound
 
 
-@kernel
+@making
 def _is_symmetric(P):
     """Whether P is its own transpose, entry by entry, but for the rounding of an entry."""
     start, place, value = P
@@ -79,7 +79,7 @@ def _is_symmetric(P):
     return True
 
 
-@kernel
+@making
 def _bends_down(P):
     """Whether P has an eigenvalue below zero by more than rounding."""
     start, place, value = P
@@ -106,7 +106,7 @@ def _bends_down(P):
     return factorise(system.upper, system.diagonal, system.signs, system.L) > 0
 
 
-@kernel
+@making
 def _without(matrix, fixed, rows_too):
     """The same places, with zeros in the columns of fixed coordinates, or in their rows too."""
     start, place, value = matrix
@@ -118,7 +118,7 @@ def _without(matrix, fixed, rows_too):
     return start, place, kept
 
 
-@kernel
+@making
 def _scaled(matrix, left, right):
     """Multiply the entries with units of rows and columns, in place."""
     start, place, value = matrix
@@ -127,7 +127,7 @@ def _scaled(matrix, left, right):
             value[p] *= left[i] * right[place[p]]
 
 
-@kernel
+@making
 def _counts(matrix, limits):
     """Whether there is a row of zeros that may not be met."""
     start, _, value = matrix
@@ -140,7 +140,7 @@ def _counts(matrix, limits):
     return False
 
 
-@kernel
+@making
 def _measured(P, A, G, q, b, h, lower, upper, fixed):
     """The program in units, without the coordinates that have one value; and these units."""
     n, k, m = len(q), len(b), len(h)
@@ -153,7 +153,7 @@ def _measured(P, A, G, q, b, h, lower, upper, fixed):
     return P, A, G, own_q, own_b, own_h, low, high, at, np.empty(n), np.empty(k), np.empty(m)
 
 
-@kernel
+@making
 def _limits(h, lower, upper):
     """r and which of it counts, see `barrier`."""
     m, n = len(h), len(lower)
@@ -165,7 +165,7 @@ def _limits(h, lower, upper):
     return limits, held
 
 
-@kernel
+@making
 def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
     """x and its multipliers; f, the gap, what became of it, and steps."""
     n, k, m = len(q), len(b), len(h)

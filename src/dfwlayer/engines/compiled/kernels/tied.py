@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import dot, fill, kernel
+from dfwlayer.engines.compiled.kernels.dense import dot, fill, kernel, making
 from dfwlayer.engines.compiled.kernels.dual import climb, combined, hold, join, prepared
 from dfwlayer.engines.compiled.kernels.judged import DEPENDS, HELD, IDLE, OPEN, share
 from dfwlayer.engines.compiled.kernels.rows import row_and_size
@@ -48,7 +48,7 @@ def _touched(rows, width, held, count, firm, state, x, rough, part, sides, force
             sides[c], part[c] = held.sides[i], STRONG if strong else ASKED
 
 
-@kernel
+@making
 def _ways_out(columns, width, part, sides, pool, firm, ways):
     """Find which of the rows hold x, and add to ``ways`` what they take; False where in doubt.
 
@@ -139,7 +139,7 @@ def _least(rows, columns, width, part, forces, pool, state, values):
     share(rows, columns, width, pool, count, state, -1.0, values)
 
 
-@kernel
+@making
 def balance(rows, columns, width, held, count, firm, state, x, rough, strict, found):
     """Multipliers (·,) of all rows that hold x, others zero; False if it is not clear which.
 

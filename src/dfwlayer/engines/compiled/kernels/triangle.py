@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import kernel
+from dfwlayer.engines.compiled.kernels.dense import making
 
 __all__ = ["Triangle", "Upper", "factorise", "planned", "solve", "times"]
 
@@ -50,7 +50,7 @@ class Triangle(NamedTuple):
     line: np.ndarray
 
 
-@kernel
+@making
 def planned(upper, N):
     """Memory for the factors of all matrices with one pattern."""
     parent, mark = np.empty(N, np.int64), np.empty(N, np.int64)
@@ -90,7 +90,7 @@ def planned(upper, N):
 # counts references to the arrays it is given, which takes longer than what it does.
 
 
-@kernel
+@making
 def _reach(start, row, value, j, parent, mark, path, reached, line):
     """Where row j of L has entries: in ``reached`` from the place on that is returned."""
     mark[j] = j
@@ -111,7 +111,7 @@ def _reach(start, row, value, j, parent, mark, path, reached, line):
     return top
 
 
-@kernel
+@making
 def factorise(upper, diagonal, signs, L):
     """Fill L for the matrix with that diagonal (N,) and pivots of those signs (N,), 1 or −1.
 
@@ -171,7 +171,7 @@ def factorise(upper, diagonal, signs, L):
     return replaced
 
 
-@kernel
+@making
 def solve(L, x):
     """K⁻¹ x in the place of x."""
     N = len(x)
@@ -221,7 +221,7 @@ def solve(L, x):
             j -= 1
 
 
-@kernel
+@making
 def times(upper, diagonal, x, out):
     """K x."""
     for j in range(len(x)):

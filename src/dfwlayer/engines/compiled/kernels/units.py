@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import fill, kernel
+from dfwlayer.engines.compiled.kernels.dense import fill, making
 
 __all__ = ["cost_of", "equilibrated", "sized"]
 
@@ -16,7 +16,7 @@ __all__ = ["cost_of", "equilibrated", "sized"]
 FAR, STEADY, PASSES = 1e10, 1.05, 12
 
 
-@kernel
+@making
 def _extent(matrix, left, right, rows, columns):
     """The largest |l_i m_ij r_j| of every row, and of columns where that is more than is known."""
     start, place, value = matrix
@@ -33,7 +33,7 @@ def _extent(matrix, left, right, rows, columns):
     return most
 
 
-@kernel
+@making
 def _shrunk(unit, sizes, root):
     """Divide units by what makes the sizes one, or by their roots; the least and largest of it."""
     least, most = 1.0, 1.0
@@ -45,13 +45,13 @@ def _shrunk(unit, sizes, root):
     return least, most
 
 
-@kernel
+@making
 def _power(number):
     """The power of two next to a positive number."""
     return 2.0 ** min(max(np.rint(np.log2(number)), -900.0), 900.0)
 
 
-@kernel
+@making
 def equilibrated(P, A, G, d, a, g):
     """Fill units in which the largest entries of rows and columns are near one (Ruiz, 2001)."""
     n, k, m = len(d), len(a), len(g)
@@ -79,7 +79,7 @@ def equilibrated(P, A, G, d, a, g):
             break
 
 
-@kernel
+@making
 def _told(limits, units, inverse, sizes, count):
     """Append the sizes of limits that say how large x is."""
     for i in range(len(limits)):
@@ -90,7 +90,7 @@ def _told(limits, units, inverse, sizes, count):
     return count
 
 
-@kernel
+@making
 def _size(P, q, b, h, lower, upper, d, a, g):
     """How large x is in these units, where limits and the minimiser of f agree it is not one."""
     n = len(d)
@@ -118,7 +118,7 @@ def _size(P, q, b, h, lower, upper, d, a, g):
     return size
 
 
-@kernel
+@making
 def sized(P, q, b, h, lower, upper, d, a, g):
     """Make x of size one as well, and powers of two of all units."""
     size = _power(_size(P, q, b, h, lower, upper, d, a, g))
@@ -130,7 +130,7 @@ def sized(P, q, b, h, lower, upper, d, a, g):
         g[i] = _power(g[i] / size)
 
 
-@kernel
+@making
 def cost_of(P, q, d):
     """The unit of f in which its slopes and curvatures are of size one."""
     n = len(d)
