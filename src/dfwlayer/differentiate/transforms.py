@@ -185,7 +185,10 @@ def in_transform(node: Any) -> bool:
 
 def any_in_transform(*gradients: Tensor | None) -> bool:
     """The same of gradients that arrive, None for those that do not."""
-    return any(in_transform(gradient) for gradient in gradients if gradient is not None)
+    for gradient in gradients:  # asked in every backward pass, so without a generator
+        if gradient is not None and in_transform(gradient):
+            return True
+    return False
 
 
 def derived(recipe: Recipe, *inputs: Tensor) -> tuple[Tensor, ...]:

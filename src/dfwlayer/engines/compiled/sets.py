@@ -55,6 +55,8 @@ class Plan(NamedTuple):
     spots: tuple[Spot, ...]  # of each part
     table: Array  # (k, n + 2), with zeros where there are tensors
     blocks: Array  # (·, 4)
+    budgets: bool  # there are some
+    nearest: bool  # a projection onto the set takes one multiplier at most
 
     def filled(self, given: Sequence[tuple[int, Tensor]], count: int) -> Array:
         """Tables of so many problems, with tensors in these parts."""
@@ -77,19 +79,11 @@ class Polytopes:
     plan: Plan
     parts: tuple[Value, ...]
     bodies: Array  # (·, k, n + 2)
+    moves: bool  # there are tensors among the parts
 
     @cached_property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return tuple([part if isinstance(part, Tensor) else None for part in self.parts])
-
-    @property
-    def _moves(self) -> bool:
-        """Whether a gradient may be asked for."""
-        return any(isinstance(part, Tensor) for part in self.parts)
-
-    @property
-    def _has_budget(self) -> bool:
-        return any(spot.kind == table.BUDGET for spot in self.plan.spots)
 
     def renewal(self) -> Renewal:
         where = [i for i, part in enumerate(self.parts) if isinstance(part, Tensor)]
@@ -101,7 +95,7 @@ class Polytopes:
             parts = blank.copy()
             for i, tensor in pairs:
                 parts[i] = tensor
-            return Polytopes(plan, tuple(parts), plan.filled(pairs, count))
+            return Polytopes(plan, tuple(parts), plan.filled(pairs, count), True)
 
         return renewed
 
@@ -109,7 +103,7 @@ class Polytopes:
         n, k = start.shape[1], self.bodies.shape[1]
         P, q, _, _ = objective
         projects = self.projects(P)
-        signed = not projects or self._has_budget
+        signed = not projects or self.plan.budgets
         places = np.empty((batch, n), np.int8)
         sides = np.empty((batch, n if signed else 0))
         values, codes = np.zeros((2, batch)), np.zeros((2, batch), np.int64)
@@ -131,7 +125,7 @@ class Polytopes:
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         batch, n = v.shape
         projects = self.projects(P)
-        rest = np.empty((batch if self._moves or not projects else 0, n))
+        rest = np.empty((batch if self.moves or not projects else 0, n))
         out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), rest)
         face = found.codes, *found.face, found.multipliers
         if projects:
@@ -151,7 +145,7 @@ class Polytopes:
 
     def projects(self, P: Array) -> bool:
         """Whether the solution is a projection that takes one multiplier at most."""
-        return P.size == 0 and len(self.plan.blocks) == 1 and self.bodies.shape[1] <= table.ROWS + 1
+        return self.plan.nearest and P.size == 0
 
     def pullback(self, asked: Sequence[bool], found: Results, adjoint: Adjoint) -> Gradients:
         u, nu, rest = adjoint
@@ -358,7 +352,7 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
         return None
     count = max([tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1], default=1)
     bodies = plan.filled(tensors, count) if tensors else plan.table[None]
-    return Polytopes(plan, tuple(parts), bodies)
+    return Polytopes(plan, tuple(parts), bodies, bool(tensors))
 
 
 @lru_cache(maxsize=64)
@@ -392,7 +386,9 @@ def _plan(n: int, *blocks: tuple[Any, ...]) -> Plan | None:
             lines[row, table.TOTAL] = value
         else:
             lines[row, start:end] = abs(value) if kind == table.BUDGET else value
-    return Plan(tuple(spots), lines, np.array(bounds, np.int64))
+    budgets = any(spot.kind == table.BUDGET for spot in spots)
+    nearest_one = len(bounds) == 1 and line <= table.ROWS + 1
+    return Plan(tuple(spots), lines, np.array(bounds, np.int64), budgets, nearest_one)
 
 
 _last_plan = lru_cache(maxsize=1)(_plan.__wrapped__)

@@ -30,7 +30,15 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.norms import length_of, over_ball, settle
-from dfwlayer.engines.compiled.kernels.numbers import asked, bound_of, own, proven, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import (
+    DEFINITE,
+    NEITHER,
+    asked,
+    bound_of,
+    own,
+    proven,
+    symmetric,
+)
 
 __all__ = ["adjoint", "search"]
 
@@ -97,13 +105,17 @@ def _first(P, q, weight, radius, start, z):
 
 
 @kernel
-def _secular(P, q, A, b, weight, radius, start, x, z, L):
-    """x, the multiplier λ and how many factors it took, negative for why it was not found."""
+def _secular(P, q, A, b, weight, radius, start, x, z, L, known):
+    """x, the multiplier λ and how many factors it took, negative for why it was not found.
+
+    L may be ``known`` as the factor of P.
+    """
     n = len(q)
     at = _first(P, q, weight, radius, start, z)
     warm, last = at > 0, np.inf
     for trial in range(MOST):
-        if not _factorised(P, weight, at, L):
+        known = known and at == 0
+        if not known and not _factorised(P, weight, at, L):
             if at > 0:
                 return 0.0, -outcome.LOST
             # P alone is singular: begin with a λ that is next to nothing
@@ -116,7 +128,7 @@ def _secular(P, q, A, b, weight, radius, start, x, z, L):
         size = length_of(weight, x)
         # one step of refinement, so that λ is found to the last digits; not on the way to it. That
         # Aᵀ(Ax − b) is not formed by AᵀA gives digits that P has lost
-        if at == 0 or size < CLOSE * radius:
+        if size < CLOSE * radius:
             value_and_gradient(P, q, A, b, x, z)
             for i in range(n):
                 z[i] = -(z[i] + at * weight[i] * weight[i] * x[i])
@@ -176,12 +188,12 @@ def _nearest(q, w, radius, x):
 
 
 @kernel
-def _located(P, q, A, b, weight, radius, start, x, z, L):
+def _located(P, q, A, b, weight, radius, start, x, z, L, known):
     """See `_secular`, with a force that is one."""
     bound = bound_of(P)
     if bound == 0:
         return 0.0, -outcome.UNFIT
-    at, taken = _secular(P, q, A, b, weight, radius, start, x, z, L)
+    at, taken = _secular(P, q, A, b, weight, radius, start, x, z, L, known)
     noise = widest = pull = 0.0
     for i in range(len(q)):
         noise = max(noise, abs(q[i]))
@@ -240,7 +252,7 @@ def _search(
     for b in range(first, end):
         codes[0, b] = outcome.UNFIT
         fit, own_P, own_q, weight, radius = over_ball(b, P, q, A, weights, radii, eps, L, S)
-        if not fit:
+        if fit == NEITHER:
             continue
         point, taken, multiplier = x[b], 0, 0.0
         if not dense and (even < 0 or len(weights) > 1):
@@ -251,9 +263,8 @@ def _search(
         own_A, own_b = A[own(b, A)], rhs[own(b, rhs)]
         if not nearby:
             begin = start[own(b, start)]
-            multiplier, taken = _located(
-                own_P, own_q, own_A, own_b, weight, radius, begin, point, z, L
-            )
+            given = own_P, own_q, own_A, own_b, weight, radius, begin
+            multiplier, taken = _located(*given, point, z, L, fit == DEFINITE)
         if taken < 0 or taken > most:
             codes[0, b] = -taken if taken < 0 else outcome.LOST
             continue

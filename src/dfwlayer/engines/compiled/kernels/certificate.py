@@ -24,29 +24,36 @@ def _plus(total, term):
 @kernel
 def total_of(body, row, x):
     """What a row adds up to, with the rounding of the sum carried along, and its largest term."""
-    a = b = c = d = carried = more = size = 0.0
+    a = b = c = d = 0.0
+    e = f = g = h = 0.0
+    j = k = m = o = 0.0
     slopes, n, budget = body[row], len(x), body[row, table.KIND] == table.BUDGET
     i = 0
-    # four sums at a time, as each has to wait for its last one
-    while i < n:
-        s = slopes[i] * x[i]
-        t = slopes[i + 1] * x[i + 1] if i + 1 < n else 0.0
-        u = slopes[i + 2] * x[i + 2] if i + 2 < n else 0.0
-        v = slopes[i + 3] * x[i + 3] if i + 3 < n else 0.0
-        if budget:
-            s, t, u, v = abs(s), abs(t), abs(u), abs(v)
-        size = max(size, max(max(abs(s), abs(t)), max(abs(u), abs(v))))
+    # four sums side by side, as each has to wait for its last one, and alike, for vector registers
+    while i + 4 <= n:
+        s, t = slopes[i] * x[i], slopes[i + 1] * x[i + 1]
+        u, v = slopes[i + 2] * x[i + 2], slopes[i + 3] * x[i + 3]
+        w, y, z, r = abs(s), abs(t), abs(u), abs(v)
+        s, t, u, v = (w, y, z, r) if budget else (s, t, u, v)
+        j, k = w if w > j else j, y if y > k else k
+        m, o = z if z > m else m, r if r > o else o
         a, s = _plus(a, s)
         b, t = _plus(b, t)
         c, u = _plus(c, u)
         d, v = _plus(d, v)
-        carried += s + t
-        more += u + v
+        e, f, g, h = e + s, f + t, g + u, h + v
         i += 4
+    size = max(max(j, k), max(m, o))
+    while i < n:
+        s = slopes[i] * x[i]
+        size = max(size, abs(s))
+        a, s = _plus(a, abs(s) if budget else s)
+        e += s
+        i += 1
     a, s = _plus(a, b)
     c, t = _plus(c, d)
     a, u = _plus(a, c)
-    return a + (carried + more + s + t + u), size
+    return a + ((e + f) + (g + h) + s + t + u), size
 
 
 @kernel
@@ -152,12 +159,21 @@ def _enough(low, high, slopes, g, push, second, first, end):
     return (1 + 2 * DOUBLE) * need
 
 
+@summing
+def _are_bounded(low, high, first, end):
+    """Whether no bound is absent; without a branch."""
+    absent = 0.0
+    for i in range(first, end):
+        absent += 1.0 if (low[i] == -np.inf) | (high[i] == np.inf) else 0.0
+    return absent == 0
+
+
 @kernel
 def _bounded_multipliers(body, blocks, g, multipliers):
     """Multipliers next to these for which the bound of `gap_of` is finite, where there are some."""
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
-        if last == row:
+        if last == row or _are_bounded(body[table.LOWER], body[table.UPPER], first, end):
             continue
         if body[row, table.KIND] == table.EQUATION and last - row == 1:
             least, most = -np.inf, np.inf

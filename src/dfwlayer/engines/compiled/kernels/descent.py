@@ -13,7 +13,14 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.active import REDUCED, side_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
-from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, making, product
+from dfwlayer.engines.compiled.kernels.dense import (
+    copy,
+    fill,
+    kernel,
+    making,
+    product,
+    summing,
+)
 from dfwlayer.engines.compiled.kernels.faces import (
     GUESS,
     HELD,
@@ -142,7 +149,7 @@ def _reach(body, x, best, places, holding, sides):
     return reach, stop, at
 
 
-@kernel
+@summing
 def _gain(q, x, px, y, py):
     """The slope of f from x to y, its bend, and the square of the way."""
     fall = bend = square = 0.0

@@ -6,22 +6,23 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import own, rounded, sane, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import CONVEX, NEITHER, own, rounded, sane, symmetric
 
 __all__ = ["length_of", "over_ball", "settle", "size_of"]
 
 
 @kernel
 def over_ball(b, P, q, A, weights, radii, eps, L, S):
-    """P, q, w and t of problem b; first, whether all numbers are such that they may be used.
+    """P, q, w and t of problem b; first, if all numbers are such that they may be used, see `sane`.
 
-    L and S (n, n) are scratch, and S may hold P.
+    L and S (n, n) are memory, and S may hold P.
     """
     own_P, alike = symmetric(P[own(b, P)], eps, S)
     own_q, weight, radius = q[own(b, q)], weights[own(b, weights)], radii[own(b, radii), 0]
-    fit = SMALLEST < radius < LARGEST and alike
-    fit = fit and (P.shape[1] == 0 or sane(own_P, A, eps, L))
-    return fit and _unfit(own_q, weight) == 0, own_P, own_q, weight, radius
+    fit = NEITHER
+    if SMALLEST < radius < LARGEST and alike and _unfit(own_q, weight) == 0:
+        fit = CONVEX if P.shape[1] == 0 else sane(own_P, A, eps, L)
+    return fit, own_P, own_q, weight, radius
 
 
 @summing

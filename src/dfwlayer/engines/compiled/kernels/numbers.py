@@ -14,11 +14,24 @@ from dfwlayer.engines.compiled.kernels.constants import (
 )
 from dfwlayer.engines.compiled.kernels.dense import factor, fill, kernel, summing
 
-__all__ = ["asked", "bound_of", "finite", "own", "proven", "rounded", "sane", "symmetric"]
+__all__ = [
+    "CONVEX",
+    "DEFINITE",
+    "NEITHER",
+    "asked",
+    "bound_of",
+    "finite",
+    "own",
+    "proven",
+    "rounded",
+    "sane",
+    "symmetric",
+]
 
 # |P − Pᵀ| against the largest entry of P, over n, that is averaged away in any dtype, as an
 # objective adds up n of them to tell
 ASYMMETRY = 5e-5
+NEITHER, CONVEX, DEFINITE = 0, 1, 2  # what P is
 FACTORED = 64  # coordinates up to which P is factorised to tell whether it bends down
 
 
@@ -68,7 +81,7 @@ def convex(P, eps, L):
     """Whether P has no eigenvalue below zero, to rounding; of a large one, none of two coordinates.
 
     A solution on a face shows the curvature along it, and a certificate takes the rest for granted.
-    L (n, n) is scratch.
+    L (n, n) is memory: `NEITHER`, `CONVEX`, or `DEFINITE` if it has the factor of P then.
     """
     n = len(P)
     if n <= FACTORED:  # most are definite, and this is the quickest way to tell
@@ -76,36 +89,36 @@ def convex(P, eps, L):
             for j in range(i + 1):
                 L[i, j] = P[i, j]
         if factor(L, n):
-            return True
+            return DEFINITE
     largest = 0.0
     for i in range(n):
         largest = max(largest, abs(P[i, i]))
     rounding, roots = BENT * n * eps * largest, L[0]
     for i in range(n):
         if P[i, i] < -rounding:
-            return False
+            return NEITHER
         roots[i] = np.sqrt(max(P[i, i], 0.0))
         if _exceeding(P[i], roots, rounding, i) > 0:
-            return False
+            return NEITHER
     if n > FACTORED:
-        return True
+        return CONVEX
     for i in range(n):
         for j in range(n):
             L[i, j] = P[i, j]
     for k in range(n):
         pivot, row = L[k, k], L[k]
         if pivot < -rounding:
-            return False
+            return NEITHER
         if pivot <= rounding:  # flat: of a convex function its slope does not change either
             for i in range(k + 1, n):
                 if abs(row[i]) > np.sqrt(max(L[i, i], 0.0) * rounding) + rounding:
-                    return False
+                    return NEITHER
             continue
         for i in range(k + 1, n):
             share, below = row[i] / pivot, L[i]
             for j in range(i, n):
                 below[j] -= share * row[j]
-    return True
+    return CONVEX
 
 
 @kernel
@@ -116,8 +129,8 @@ def own(b, shared):
 
 @kernel
 def sane(P, A, eps, L):
-    """Whether what `symmetric` has made of P is convex; with an A it is."""
-    return A.shape[1] > 0 or convex(P, eps, L)
+    """See `convex`, of what `symmetric` has made of P; with an A it is."""
+    return CONVEX if A.shape[1] > 0 else convex(P, eps, L)
 
 
 @kernel

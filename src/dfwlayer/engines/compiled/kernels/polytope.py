@@ -207,8 +207,12 @@ def project(body, blocks, z, x, multipliers, places, shifted):
         count = last - row
         if count == 0:
             for i in range(first, end):
-                x[i] = _clip(z[i], body[table.LOWER, i], body[table.UPPER, i])
-        elif count == 1:
+                y, low, high = z[i], body[table.LOWER, i], body[table.UPPER, i]
+                x[i] = _clip(y, low, high)
+                below = y <= low or low == high
+                places[i] = place.LOW if below else (place.HIGH if y >= high else place.FREE)
+            continue
+        if count == 1:
             at = meet(body, row, multipliers[row], z, first, end)
             if np.isnan(at):
                 return False

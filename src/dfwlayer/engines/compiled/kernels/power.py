@@ -46,7 +46,7 @@ from dfwlayer.engines.compiled.kernels.dense import (
     value_and_gradient,
 )
 from dfwlayer.engines.compiled.kernels.norms import over_ball, settle, size_of
-from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import NEITHER, asked, own, proven, symmetric
 
 __all__ = ["adjoint", "search"]
 
@@ -88,7 +88,7 @@ def _search(
     for b in range(first, end):
         codes[0, b] = outcome.UNFIT
         fit, own_P, own_q, weight, radius = over_ball(b, P, q, A_, weights, radii, eps, L, own_room)
-        bound = _prepare(own_P, own_q, weight, radius, S, work) if fit else 0.0
+        bound = _prepare(own_P, own_q, weight, radius, S, work) if fit != NEITHER else 0.0
         if bound == 0:
             continue
         point, scale = x[b], bound

@@ -50,7 +50,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     slope,
     solve,
 )
-from dfwlayer.engines.compiled.kernels.numbers import asked, own, proven, sane, symmetric
+from dfwlayer.engines.compiled.kernels.numbers import NEITHER, asked, own, proven, sane, symmetric
 from dfwlayer.engines.compiled.kernels.polytope import sound
 
 __all__ = ["adjoint", "fit", "search"]
@@ -98,7 +98,7 @@ def _search(
         codes[0, b] = outcome.UNFIT
         own_q, body = q[own(b, q)], bodies[own(b, bodies)]
         own_P, alike = symmetric(P[own(b, P)], eps, S)
-        if dense and not (alike and sane(own_P, A, eps, L)):
+        if dense and (not alike or sane(own_P, A, eps, L) == NEITHER):
             continue
         copy(start[own(b, start)], work[X])
         for i in range(n):  # the last solution of a problem that was bad then
