@@ -239,8 +239,10 @@ class Thin:
         x = torch.where(fixed, self.upper, 0)
         keep = (~fixed).to(x.dtype)
         d = _diagonal(keep)
+        P = d @ self.P @ d
+        most = abs(P).max() if P.nnz else 0.0
         return Thin(
-            (d @ self.P @ d + _diagonal(1 - keep)).tocsr(),
+            (P + _diagonal(most * (1 - keep))).tocsr(),
             (self.G @ d).tocsr(),
             (self.A @ d).tocsr(),
             torch.where(fixed, 0, self.gradient(x)),
