@@ -126,7 +126,8 @@ def polyhedral_face(
         free = ~(at_bound | norm.at_zero)
         side = torch.where(norm.active & ~norm.at_zero, near.side(x), 0)
         slopes.insert(0, constant.weight * side)
-    bound = torch.where(at_bound, near.outward, 0)
+    reduced = _reduced(g, slopes, multiplier)
+    bound = torch.where(at_bound, near.pushed(reduced), 0)
     normals = tuple(a * free for a in slopes)
     return PolyhedralFace(facets, x, free, multiplier, normals, side, bound)
 
@@ -166,6 +167,11 @@ class _Nearest(NamedTuple):
     def outward(self) -> Tensor:
         """The direction of the bound, ±1."""
         return torch.where(self.above, 1.0, -1.0).to(self.slack.dtype)
+
+    def pushed(self, reduced: Tensor) -> Tensor:
+        """The same; of two bounds that are one it is that which −reduced pushes against."""
+        force = torch.where(reduced < 0, 1.0, -1.0).to(self.slack.dtype)
+        return torch.where(self.shut, force, self.outward)
 
     def side(self, x: Tensor) -> Tensor:
         """sign(x), also for an x that is held at a bound that is zero."""

@@ -35,7 +35,7 @@ def _walked(program: Thin, most: int) -> Interior | None:
     holds = np.zeros(len(limits), np.bool_)
     corner = tuple(np.zeros(size) for size in sizes[:3])
     matrices = (_by_rows(matrix) for matrix in (program.P, program.A, program.G))
-    off, steps = barrier.walk(
+    off, steps, settled = barrier.walk(
         *matrices,
         program.q[0].numpy(),
         program.b[0].numpy(),
@@ -52,7 +52,8 @@ def _walked(program: Thin, most: int) -> Interior | None:
     x, nu, z, s, rows = (torch.from_numpy(part).unsqueeze(0) for part in (*found, holds))
     ended = torch.tensor([off], dtype=torch.float64), rows, torch.tensor([steps])
     point, prices, forces = (torch.from_numpy(part).unsqueeze(0) for part in corner)
-    return Interior(x, nu, z, s, none, none, *ended, (point, prices, forces))
+    reached = (point, prices, forces) if settled else None
+    return Interior(x, nu, z, s, none, none, *ended, reached)
 
 
 def _by_rows(matrix: Any) -> tuple[Array, Array, Array]:

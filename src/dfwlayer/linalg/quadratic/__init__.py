@@ -10,7 +10,8 @@ from dfwlayer.linalg.quadratic.solver import (
     minimise_on,
     unopened,
 )
-from dfwlayer.linalg.quadratic.thin import Thin, ThinFace, pays, thinned
+from dfwlayer.linalg.quadratic.thin import Thin, pays, thinned
+from dfwlayer.linalg.quadratic.thin_face import ThinFace
 
 __all__ = [
     "Answer",

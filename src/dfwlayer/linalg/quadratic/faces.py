@@ -10,7 +10,8 @@ from torch import Tensor
 from dfwlayer.linalg.quadratic.homogeneous import Interior
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.saddle import Saddle
-from dfwlayer.linalg.quadratic.thin import Thin, ThinFace
+from dfwlayer.linalg.quadratic.thin import Thin
+from dfwlayer.linalg.quadratic.thin_face import ThinFace
 
 __all__ = ["FEW", "ROUNDS", "Corner", "given", "held_by", "on_face"]
 

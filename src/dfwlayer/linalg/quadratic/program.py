@@ -144,12 +144,16 @@ class Program(NamedTuple):
         return torch.where(free & torch.isfinite(u), u, 0)
 
     def without(self, fixed: Tensor) -> Program:
-        """With coordinates taken out that have one value only; they become zero."""
+        """With coordinates taken out that have one value only; they become zero.
+
+        They bend f as much as the others do at most: units are told by what is in P.
+        """
         x = torch.where(fixed, self.upper, 0)
         keep = (~fixed).to(x.dtype)
         P = self.P * keep.unsqueeze(-1) * keep.unsqueeze(-2)
+        most = P.abs().amax((-2, -1)).unsqueeze(-1)
         return Program(
-            P + torch.diag_embed(1 - keep),
+            P + torch.diag_embed(most * (1 - keep)),
             torch.where(fixed, 0, self.gradient(x)),
             self.G * keep.unsqueeze(-2),
             self.h - times(self.G, x),

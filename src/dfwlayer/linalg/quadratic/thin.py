@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,21 +11,15 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.program import Program, Units
-from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, exact_factor, factor, module
+from dfwlayer.linalg.sparse_factor import PIVOT, as_csr, factor, module
 from dfwlayer.ops.matrices import by_scipy
 
-__all__ = ["Thin", "ThinFace", "ThinSystem", "pays", "small_or_thin", "thinned"]
+__all__ = ["PLAIN_RIDGE", "Entries", "Thin", "ThinSystem", "pays", "small_or_thin", "thinned"]
 
 DENSE = 2**13  # coordinates, beyond which no matrix is written down
 SMALLEST = 150  # variables and rows; below, dense factors are faster
 SHARE = 0.15  # of entries that are not zero
 FEW = 2**15  # entries of all matrices, zeros included, with which sparse factors are fast anyway
-RIDGE = 1e-10  # of a face, see `dfwlayer.linalg.quadratic.saddle`
-REFINEMENTS = 6
-SOLVED = 1e-9  # what is left of a right-hand side, relative, of a system that has a solution
-SHIFT = 1e-8  # ε, against which eigenvalues count as zero
-DOUBT = 1e-6  # of a right-hand side: what is left where a factor did not serve
-PASSES = 6  # of the scaling of a face
 PLAIN_RIDGE = 1e-9  # that a factor without pivots needs
 CLOSED = 1e-20  # weight of a row that does not count
 
@@ -239,8 +232,10 @@ class Thin:
         x = torch.where(fixed, self.upper, 0)
         keep = (~fixed).to(x.dtype)
         d = _diagonal(keep)
+        P = d @ self.P @ d
+        most = abs(P).max() if P.nnz else 0.0
         return Thin(
-            (d @ self.P @ d + _diagonal(1 - keep)).tocsr(),
+            (P + _diagonal(most * (1 - keep))).tocsr(),
             (self.G @ d).tocsr(),
             (self.A @ d).tocsr(),
             torch.where(fixed, 0, self.gradient(x)),
@@ -325,109 +320,6 @@ class ThinSystem:
         x, nu, z = every[:, :n], every[:, n : n + k], every[:, n + k :]
         bounds = weight[:, m:] * (torch.cat((x, -x), -1) - rows[:, m:])
         return x, nu, torch.cat((torch.where(weight[:, :m] > 0, z, 0), bounds), -1)
-
-
-class ThinFace:
-    """The saddle-point system of active rows."""
-
-    def __init__(self, program: Thin, active: Tensor, free: Tensor) -> None:
-        m, n = program.G.shape
-        k = program.A.shape[0]
-        inside = np.flatnonzero(free[0].numpy())
-        rows = np.flatnonzero(active[0, :m].numpy())
-        N = module().vstack((program.A, program.G[rows])).tocsr()[:, inside]
-        kept = np.flatnonzero(np.diff(N.indptr))
-        N = N[kept]
-        H = program.P[inside][:, inside]
-        self.pivoted, self.largest = False, 0.0
-        self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
-        if not len(self.kept):
-            return
-        matrix = module().bmat([[H, N.T], [N, None]], format="csr") if len(kept) else H.tocsr()
-        # in units of f, of which the multipliers have one and the normals none
-        size = np.sqrt(abs(program.P).max()) if program.P.nnz else 1.0
-        size = size if size > 0 else 1.0
-        self.unit = np.where(np.arange(len(self.kept)) < len(inside), 1 / size, size)
-        entries = Entries.of(matrix)
-        for _ in range(PASSES):
-            largest = entries.largest(self.unit, self.unit)[0]
-            self.unit = self.unit / np.sqrt(np.where(largest > 0, largest, 1))
-        self.unit = np.exp2(np.round(np.log2(self.unit)))
-        d = module().diags(self.unit)
-        self.matrix = (d @ matrix @ d).tocsr()
-        self.sign = np.where(np.arange(len(self.kept)) < len(inside), 1.0, -1.0)
-        self.factor = self._factorised(PLAIN_RIDGE, 0.0)
-
-    def _factorised(self, ridge: float, pivot: float) -> Any:
-        return factor((self.matrix + module().diags(ridge * self.sign)).tocsc(), pivot)
-
-    def nearest(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """See `dfwlayer.linalg.quadratic.saddle.Saddle.nearest`."""
-        return self._by(self._next, v, c)
-
-    def solve(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """See `dfwlayer.linalg.quadratic.saddle.Saddle.solve`."""
-        return self._by(self._settled, v, c)
-
-    def _by(self, solver: Callable[[Any], Any], v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        n = v.shape[-1]
-        full = torch.zeros(1, n + c.shape[-1], dtype=v.dtype)
-        if len(self.kept):
-            kept = torch.from_numpy(self.kept)
-            right = torch.cat((v, c), -1)[0, kept].numpy() * self.unit
-            full[0, kept] = torch.from_numpy(solver(right) * self.unit)
-        return full[:, :n], full[:, n:]
-
-    def _next(self, right: Any) -> Any:
-        """A correction; those that follow a larger one are expected to be rounding in part."""
-        self.largest = max(self.largest, abs(right).max(initial=0))
-        return self._refined(right, self.largest)[0]
-
-    def _settled(self, right: Any) -> Any:
-        """What the ridge has let through, of a matrix that is singular, is no solution."""
-        size = abs(right).max(initial=0)
-        found, left = self._refined(right, size)
-        if left <= SOLVED * size and abs(found).max() * RIDGE * 1e3 <= size:
-            return found
-        return self._least(right)
-
-    def _least(self, right: Any) -> Any:
-        """The solution of least squares of least norm.
-
-        Re (K + iε)⁻¹ r is Σ λ/(λ² + ε²) ⟨v, r⟩ v over the eigenvalues λ of K: what K does not
-        reach is left out, and eigenvalues far above ε are inverted, the better the more often what
-        is left is solved for.
-        """
-        found = np.zeros_like(right)
-        shifted = (self.matrix + 1j * SHIFT * module().eye(len(right))).tocsc()
-        inverse = exact_factor(shifted, 1.0)
-        for _ in range(REFINEMENTS):
-            found = found + inverse.solve((right - self.matrix @ found).astype(complex)).real
-        return found
-
-    def _refined(self, right: Any, size: float) -> tuple[Any, float]:
-        """A solution and what it leaves, which should be little against a size."""
-        found, left = self._corrected(right)
-        if left > DOUBT * size and not self.pivoted:
-            self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
-            again, less = self._corrected(right)
-            found, left = (again, less) if less < left else (found, left)
-        return found, left
-
-    def _corrected(self, right: Any) -> tuple[Any, float]:
-        """What refinement makes of the factor, and what it leaves."""
-        found, rest = np.zeros_like(right), right
-        size = least = abs(right).max(initial=0)
-        for _ in range(REFINEMENTS):
-            trial = found + self.factor.solve(rest)
-            left = right - self.matrix @ trial
-            off = abs(left).max()
-            if not off < least:
-                break
-            found, rest, least = trial, left, off
-            if off <= 1e-15 * size:
-                break
-        return found, least
 
 
 def _within(matrix: Any, left: Any, entries: Entries, right: Any) -> Any:

@@ -91,38 +91,36 @@ def _common(program: Program | Thin, flat: Program | Thin) -> Units:
 
 
 def _size(program: Program | Thin, flat: Program | Thin, units: Units) -> Tensor:  # (B, 1)
-    """How large x is in these units, where limits and the minimiser of f agree that it is not one.
+    """How large x is in these units, as far as f and the limits tell.
 
-    It is as near to one as they allow, unless half of the limits and the minimiser are far from
-    there: one limit that is all but zero says nothing. Without limits other than zero it is the
-    minimiser.
+    x is about as far out as the minimiser of f alone, q/P, but not within limits that exclude zero,
+    and not beyond all of them. So its size does not depend on the unit of f. Of linear programs it
+    is as near to one as limits allow, unless half of them are far out: one that is all but zero
+    says nothing.
     """
-    limits = torch.cat(
-        (
-            program.h / units.rows,
-            program.b / units.equations,
-            program.lower / units.x,
-            program.upper / units.x,
-        ),
-        -1,
-    ).abs()
+    ends = (
+        program.h / units.rows,
+        program.b / units.equations,
+        program.lower / units.x,
+        program.upper / units.x,
+    )
+    limits = torch.cat(ends, -1).abs()
+    h, b, lower, upper = ends
+    beyond = torch.cat((-h, b.abs(), lower, -upper), -1)
     told = torch.isfinite(limits) & (limits > 0)
     least = torch.where(told, limits, torch.inf).amin(-1, keepdim=True)
     most = torch.where(told, limits, 0).amax(-1, keepdim=True)
+    apart = torch.where(told, beyond, 0).amax(-1, keepdim=True).clamp_min(0)
+    some = told.any(-1, keepdim=True)
     bend = flat.extent(units)[1].amax(-1, keepdim=True)
     slope = (flat.q * units.x).amax(-1, keepdim=True)
-    far = torch.where((bend > 0) & (slope > 0), slope / torch.where(bend > 0, bend, 1), torch.inf)
-    some = told.any(-1, keepdim=True)
-    low = torch.minimum(least, far)
-    high = torch.where(some, most, torch.where(torch.isfinite(far), far, 1))
-    size = torch.where(torch.isfinite(low), torch.ones_like(low).clamp(low, high), 1)
-    if not limits.shape[-1]:
-        return size
-    middle = torch.where(told, limits, torch.nan).nanmedian(-1, keepdim=True).values
-    # limits may be what rounding made of zeros: f has to agree
-    below = (middle < size / FAR) & (far < size / FAR)
-    above = (middle > size * FAR) & (far > size * FAR)
-    return torch.where(below | above, middle, size)
+    far = torch.where(bend > 0, slope / torch.where(bend > 0, bend, 1), 0)
+    size = torch.where(some, torch.minimum(torch.maximum(far, apart), most), far)
+    near = torch.where(some, torch.ones_like(size).clamp(least, most), 1)
+    if limits.shape[-1]:
+        middle = torch.where(told, limits, torch.nan).nanmedian(-1, keepdim=True).values
+        near = torch.where(middle > near * FAR, middle, near)
+    return torch.where((bend > 0) & (size > 0), size, near)
 
 
 def _root(size: Tensor) -> Tensor:

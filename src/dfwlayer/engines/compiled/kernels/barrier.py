@@ -279,7 +279,11 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
 
 @making
 def arrived(parts, most, best, holds, corner):
-    """Where the steps end, in the arrays: the system of the face, how far it is off, and steps."""
+    """Where the steps end, in the arrays, and the minimiser on the face that they lead to.
+
+    The system of that face, how far the steps are off, how many there were, and whether the
+    minimiser was reached.
+    """
     system = prepared(parts, elimination_order(parts.P, parts.A, parts.G))
     least, taken, creeps = _walked(parts, system, RIDGES[0], True, False, most, np.inf, best, holds)
     if least > SURE and taken < most:
@@ -288,9 +292,8 @@ def arrived(parts, most, best, holds, corner):
             parts, system, ridge, creeps, creeps, most - taken, least, best, holds
         )
         taken += more
-    if least < NEAR:
-        settle(parts, system, best, holds, *corner)
-    return system, least, taken
+    settled = least < NEAR and settle(parts, system, best, holds, *corner)
+    return system, least, taken, settled
 
 
 def _on_disk(stamp):
@@ -301,12 +304,13 @@ def _on_disk(stamp):
         """Where the steps end, in the last arrays; how far that is from a solution, and steps.
 
         See `dfwlayer.linalg.quadratic.homogeneous.Interior` for what these are. ``corner``, x, ν
-        and z again, is for the minimiser on the face that they lead to.
+        and z again, is for the minimiser on the face that they lead to; the last value that is
+        returned says whether that was reached.
         """
         _ = stamp
         parts, best = Parts(P, A, G, q, b, limits, held), Point(x, nu, z, s)
-        _, least, taken = arrived(parts, most, best, holds, corner)
-        return least, taken
+        _, least, taken, settled = arrived(parts, most, best, holds, corner)
+        return least, taken, settled
 
     return walk
 

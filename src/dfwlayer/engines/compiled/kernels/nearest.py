@@ -44,7 +44,7 @@ def _bounded(low, high, q, eps, x, places):
     for i in range(len(x)):
         z, least, most = -q[i], low[i], high[i]
         fine += 1.0 if abs(z) < LARGEST else 0.0
-        below, above = (z <= least) | (least == most), z >= most
+        below, above = z <= least, z >= most
         y = rounded(z, eps)
         y = most if y > most else y
         y = least if y < least else y
@@ -73,11 +73,7 @@ def _between(low, high, slopes, multiplier, z, x, places, noise):
     for i in range(len(z)):
         y, least, most = z[i] - multiplier * slopes[i], low[i], high[i]
         x[i] = least if y < least else (most if y > most else y)
-        places[i] = (
-            place.LOW
-            if (y <= least) | (least == most)
-            else (place.HIGH if y >= most else place.FREE)
-        )
+        places[i] = place.LOW if y <= least else (place.HIGH if y >= most else place.FREE)
         wide = abs(least) if abs(least) < LARGEST else 0.0
         wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
         clear = noise + CLEAR * ROUNDING * DOUBLE * wide
@@ -100,9 +96,7 @@ def _within(low, high, slopes, multiplier, z, x, places, sides, noise):
         x[i] = c
         sides[i] = 1.0 if c > 0 else (-1.0 if c < 0 else 0.0)
         inside = place.ZERO if kinked else place.FREE
-        places[i] = (
-            place.LOW if (y <= least) | (least == most) else (place.HIGH if y >= most else inside)
-        )
+        places[i] = place.LOW if y <= least else (place.HIGH if y >= most else inside)
         wide = abs(least) if abs(least) < LARGEST else 0.0
         wide = abs(most) if (wide < abs(most)) & (abs(most) < LARGEST) else wide
         clear = noise + CLEAR * ROUNDING * DOUBLE * wide

@@ -12,6 +12,7 @@ from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, su
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.search import fit
+from dfwlayer.engines.compiled.kernels.verdict import pushed
 
 __all__ = ["adjoint", "assess", "begin", "certify", "combine", "correlate", "dots", "sum_rows"]
 
@@ -96,7 +97,7 @@ def _on_disk(stamp):
             for i in range(n):
                 wrong[b, i] = 0.0
                 low, high, where = body[table.LOWER, i], body[table.UPPER, i], places[b, i]
-                if inside[i] or low == high:
+                if inside[i]:
                     continue
                 r, hold, pull = g[b, i], 0.0, 0.0
                 for row in range(table.ROWS, k):
@@ -106,6 +107,9 @@ def _on_disk(stamp):
                         hold += force
                     else:
                         r += force
+                if low == high:
+                    places[b, i] = pushed(r, hold, low, side_of(low, place.LOW))
+                    continue
                 if where == place.ZERO:
                     ahead = hold - abs(r)
                 elif where == place.LOW:

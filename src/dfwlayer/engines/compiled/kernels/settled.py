@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import fill, making
-from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
+from dfwlayer.engines.compiled.kernels.proof import along_sizes, back_sizes
+from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
 __all__ = ["faced", "settle"]
 
 RIDGE = 1e-9  # that makes the factor exist; refinement takes it away again
 STILL = 1e30  # on the diagonal, of what must not move
-CORRECTIONS = 3  # each with what the one before has left
+CORRECTIONS = 12  # each with what the one before has left; where f bends, two are enough
+SMALL = 1e-9  # of x: a correction that may be the last, whatever is left
 
 
 @making
@@ -63,17 +66,37 @@ def _slope(parts, x, nu, z, product, out):
 
 
 @making
+def _is_rounding(parts, x, nu, z, holds, slope, terms):
+    """Whether what is left of ∇f along free coordinates is no more than rounding of its terms.
+
+    Where f hardly bends, less than the ridge, a correction takes back little of what is missing,
+    and x may be far from where it belongs though the slope that is left is all but zero.
+    """
+    m, n = len(parts.G[0]) - 1, len(x)
+    along_sizes(parts.P, x, terms)
+    for i in range(n):
+        terms[i] += abs(parts.q[i])
+    back_sizes(parts.A, nu, terms)
+    back_sizes(parts.G, z, terms)
+    for i in range(n):
+        free = not (holds[m + i] or holds[m + n + i])
+        if free and not abs(slope[i]) <= CLEAR * DOUBLE * terms[i]:
+            return False
+    return True
+
+
+@making
 def settle(parts, system, at, holds, x, nu, z):
     """From a point, and which rows hold it, to the minimiser on that face, in the last arrays.
 
     Where rows depend on each other, or f is flat along the face, this is one of many, next to the
-    point and its multipliers.
+    point and its multipliers. Returns whether corrections have come to an end.
     """
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     _single(at.z, holds, n, m)
     faced(parts, system, holds)
     place, right, found = system.place, system.right, system.found
-    product, slope = np.empty(n), np.empty(n)
+    product, slope, terms = np.empty(n), np.empty(n), np.empty(n)
     beside, rows = np.empty(k), np.empty(m)
     for i in range(n):
         x[i] = at.x[i]
@@ -85,7 +108,8 @@ def settle(parts, system, at, holds, x, nu, z):
         nu[i] = at.nu[i]
     for i in range(len(z)):
         z[i] = at.z[i] if i < m and holds[i] else 0.0
-    for _ in range(CORRECTIONS):
+    settled = False
+    for turn in range(CORRECTIONS):
         _slope(parts, x, nu, z, product, slope)
         along(parts.A, x, beside)
         along(parts.G, x, rows)
@@ -96,18 +120,26 @@ def settle(parts, system, at, holds, x, nu, z):
             right[place[n + i]] = parts.b[i] - beside[i]
         for i in range(m):
             right[place[n + k + i]] = parts.limits[i] - rows[i] if holds[i] else 0.0
+        if turn > 0:
+            settled = settled or _is_rounding(parts, x, nu, z[:m], holds, slope, terms)
         refined(system, right)
+        moved = 0.0
         for i in range(n):
             if not (holds[m + i] or holds[m + n + i]):
                 x[i] += found[place[i]]
+                moved = max(moved, abs(found[place[i]]))
         for i in range(k):
             nu[i] += found[place[n + i]]
         for i in range(m):
             if holds[i]:
                 z[i] += found[place[n + k + i]]
+        if settled:
+            break
+        settled = moved <= SMALL * largest(x, 0.0)
     _slope(parts, x, nu, z, product, slope)
     for i in range(n):
         if holds[m + i]:
             z[m + i] = -slope[i]
         if holds[m + n + i]:
             z[m + n + i] = slope[i]
+    return settled

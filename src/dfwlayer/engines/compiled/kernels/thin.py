@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.barrier import NEAR, arrived, room_for
+from dfwlayer.engines.compiled.kernels.barrier import arrived, room_for
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SKEW
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, making
 from dfwlayer.engines.compiled.kernels.numbers import proven
@@ -201,9 +201,9 @@ def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
     parts = Parts(own_P, own_A, own_G, own_q * d / cost, own_b * a, limits, held)
     best, holds = room_for(n, k, m + 2 * n), np.zeros(m + 2 * n, np.bool_)
     corner = np.empty(n), np.empty(k), np.empty(m + 2 * n)
-    system, off, taken = arrived(parts, most, best, holds, corner)
+    system, _, taken, settled = arrived(parts, most, best, holds, corner)
     there, nu, z = corner
-    if not off < NEAR:
+    if not settled:
         return lost, outcome.LOST, taken
     verdict, farthest = judged(parts, there, nu, z, holds), largest(best.x, 0.0)
     for i in range(n):

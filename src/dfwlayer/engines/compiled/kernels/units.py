@@ -80,41 +80,47 @@ def equilibrated(P, A, G, d, a, g):
 
 
 @making
-def _told(limits, units, inverse, sizes, count):
-    """Append the sizes of limits that say how large x is."""
+def _told(limits, units, inverse, sign, sizes, count, apart):
+    """Append the sizes of limits that say how large x is, and the largest that excludes zero.
+
+    That is a limit of the sign that is given, of any sign if that is 0.
+    """
     for i in range(len(limits)):
-        size = abs(limits[i] / units[i]) if inverse else abs(limits[i] * units[i])
+        value = limits[i] / units[i] if inverse else limits[i] * units[i]
+        size = abs(value)
         if 0 < size < np.inf:
             sizes[count] = size
             count += 1
-    return count
+            if sign == 0 or value * sign > 0:
+                apart = max(apart, size)
+    return count, apart
 
 
 @making
 def _size(P, q, b, h, lower, upper, d, a, g):
-    """How large x is in these units, where limits and the minimiser of f agree it is not one."""
+    """How large x is in these units, as far as f and the limits tell."""
     n = len(d)
     sizes, rows, columns = np.empty(2 * n + len(b) + len(h)), np.empty(n), np.zeros(n)
-    count = _told(h, g, False, sizes, 0)
-    count = _told(b, a, False, sizes, count)
-    count = _told(lower, d, True, sizes, count)
-    count = _told(upper, d, True, sizes, count)
+    count, apart = _told(h, g, False, -1, sizes, 0, 0.0)
+    count, apart = _told(b, a, False, 0, sizes, count, apart)
+    count, apart = _told(lower, d, True, 1, sizes, count, apart)
+    count, apart = _told(upper, d, True, -1, sizes, count, apart)
     bend, slope = _extent(P, d, d, rows, columns), 0.0
     for i in range(n):
         slope = max(slope, abs(q[i]) * d[i])
-    far = slope / bend if bend > 0 and slope > 0 else np.inf
-    low, high = far, 0.0
+    low, high = np.inf, 0.0
     for i in range(count):
         low, high = min(low, sizes[i]), max(high, sizes[i])
-    if count == 0:
-        high = far if far < np.inf else 1.0
-    size = min(max(1.0, low), high) if low < np.inf else 1.0
-    # limits may be what rounding made of zeros: f has to agree
-    if count > 0 and (far < size / FAR or far > size * FAR):
+    if bend > 0:
+        size = max(slope / bend, apart) if count == 0 else min(max(slope / bend, apart), high)
+        if size > 0:
+            return size
+    size = 1.0
+    if count > 0:
+        size = min(max(size, low), high)
         sizes[:count].sort()
         middle = sizes[(count - 1) // 2]
-        if (far < size and middle < size / FAR) or (far > size and middle > size * FAR):
-            size = middle
+        size = middle if middle > size * FAR else size
     return size
 
 

@@ -9,14 +9,27 @@ from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import kernel
 from dfwlayer.engines.compiled.kernels.faces import forces
 
-__all__ = ["CLEARLY", "DOUBTFUL", "SINGULAR", "WRONG", "judge"]
+__all__ = ["CLEARLY", "DOUBTFUL", "SINGULAR", "WRONG", "judge", "pushed"]
 
 WRONG, DOUBTFUL, CLEARLY, SINGULAR = 0, 1, 2, 3
 
 
 @kernel
+def pushed(r, hold, wall, side):
+    """At which bound a coordinate that has one value is held: at the lower one without a force."""
+    if wall != 0:
+        r += hold * side
+    elif abs(r) <= hold:
+        return place.LOW
+    return place.HIGH if r < 0 else place.LOW
+
+
+@kernel
 def judge(q, body, places, multipliers, x, px, bound, sides):
-    """Whether the minimiser on a face solves the problem."""
+    """Whether the minimiser on a face solves the problem.
+
+    Of two bounds that are one the coordinate is placed at the one that its force pushes against.
+    """
     n, k = len(x), len(body)
     widest = noise = 0.0
     for i in range(n):
@@ -52,9 +65,10 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
     for i in range(n):
         low, high = body[table.LOWER, i], body[table.UPPER, i]
         where = places[i]
-        if low == high:
-            continue
         r, hold = forces(body, multipliers, i, px[i] + q[i])
+        if low == high:
+            places[i] = pushed(r, hold, low, sides[i])
+            continue
         if where == place.FREE:
             ahead = min(x[i] - low, high - x[i])
             size = widest

@@ -179,5 +179,5 @@ def project(
         y = tl.where(kinked, 0.0, y - tl.where(y > 0, hold, -hold))
     places = tl.where(kinked, ZERO, FREE)
     places = tl.where(y >= high, HIGH, places)
-    places = tl.where((y <= low) | (low == high), LOW, places)
+    places = tl.where(y <= low, LOW, places)
     return x, first, second, places
