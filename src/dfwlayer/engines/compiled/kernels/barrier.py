@@ -279,7 +279,10 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
 
 @kernel
 def arrived(parts, most, best, holds, corner):
-    """Where the steps end, in the arrays: the system of the face, how far it is off, and steps."""
+    """Fill ``best`` with where the steps end, ``corner`` with the minimiser on their face.
+
+    Returns the system of that face, the residuals and gap of the best iterate, and how many steps.
+    """
     system = prepared(parts, elimination_order(parts.P, parts.A, parts.G))
     least, taken, creeps = _walked(parts, system, RIDGES[0], True, False, most, np.inf, best, holds)
     if least > SURE and taken < most:
