@@ -151,7 +151,9 @@ def test_what_is_wrong_is_said_as_in_eager_mode(name):
     for model in (layer, compiled):
         with pytest.raises(ValueError, match=f"^{argument}: expected") as error:
             model(torch.zeros(3))
-        told.append(str(error.value))
+        told.append(
+            str(error.value).splitlines()[0]
+        )  # older compilers say where it was in the graph
     assert told[0] == told[1]
 
 

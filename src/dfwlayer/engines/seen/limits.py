@@ -51,17 +51,16 @@ def project_onto_limits(q: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:  # 
     sound = z.isfinite().all(-1, keepdim=True) & _sound(limits, torch.finfo(q.dtype).eps, z)
     z = torch.where(sound, z, 0.0)
     lower, upper, weight, budget, total, _ = limits
-    own = Limits(torch.where(sound, lower, 0.0), torch.where(sound, upper, 1.0))
+    ends = torch.where(sound, lower, 0.0), torch.where(sound, upper, 1.0)
     if weight is not None and budget is not None:
-        own = own._replace(
-            weight=torch.where(sound, weight, 1.0).expand(z.shape),
-            budget=torch.where(sound, budget, 1.0),
-        )
+        weight = torch.where(sound, weight, 1.0).expand(z.shape)
+        own = Limits(*ends, weight, torch.where(sound, budget, 1.0))
         x = _within(z, own)
     elif total is not None:
-        own = own._replace(total=torch.where(sound, total, 0.0))
+        own = Limits(*ends, total=torch.where(sound, total, 0.0))
         x = _with_total(z, own)
     else:
+        own = Limits(*ends)
         x = _clipped(z, own)
     with torch.no_grad():
         inner = own.plain().inside(x.to(q.dtype))

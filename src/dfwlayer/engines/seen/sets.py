@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from dfwlayer.ops.values import Value, equal, tensor_of
 
 __all__ = ["can_be_seen", "set_in_sight"]
 
+PLAIN = (float, int, type(None))  # see `dfwlayer.arguments.NUMBERS`
 Seen = tuple[Tensor, Tensor]  # x, and whether there are numbers that cannot be
 
 
@@ -32,7 +34,7 @@ def set_in_sight(constraint: Constraint, q: Tensor) -> Seen | None:  # q (..., n
         return None
     given, about = constraint.tensors(), table(type(constraint))
     others = [getattr(constraint, name) for name in fields_of(constraint) if name not in given]
-    if not all(value is None or isinstance(value, float | int) for value in others):
+    if not all(isinstance(value, PLAIN) for value in others):
         return None  # a set made of others
     if not all(_goes_with(about[name], value, q) for name, value in given.items()):
         return None
@@ -75,12 +77,18 @@ def _alike(value: Tensor, q: Tensor) -> bool:
 
 def _goes_with(about: Parameter, value: Tensor, q: Tensor) -> bool:
     """Whether a parameter is one for all problems, or one for each."""
-    shape, each = tuple(value.shape), tuple(q.shape)
+    if about.kind is Kind.MATRIX or about.apart or not _alike(value, q):
+        return False
     if about.kind is Kind.NUMBER:
-        fits = shape in ((), each[:-1])
-    else:
-        fits = shape in (each[-1:], each) or (about.numbers and shape == ())
-    return fits and about.kind is not Kind.MATRIX and not about.apart and _alike(value, q)
+        return value.dim() == 0 or _is_shape(value, q.shape[:-1])
+    if value.dim() == 0:
+        return about.numbers
+    return _is_shape(value, q.shape[-1:]) or _is_shape(value, q.shape)
+
+
+def _is_shape(value: Tensor, shape: Sequence[int]) -> bool:
+    # lengths first: older compilers would otherwise remember how two sizes of the batch compare
+    return value.dim() == len(shape) and tuple(value.shape) == tuple(shape)
 
 
 def _nearest(block: Block, q: Tensor, sound: Tensor) -> Seen | None:
