@@ -14,6 +14,7 @@ from dfwlayer.ops.shards import is_distributed
 from dfwlayer.ops.tracing import may_be_fake, refuse_recording
 
 __all__ = [
+    "INTEGERS",
     "WIDE",
     "as_flag",
     "as_integer",
@@ -28,6 +29,11 @@ __all__ = [
     "shown",
 ]
 
+# types to compare with; not as unions, which compilers before PyTorch 2.7 cannot follow
+INTEGERS = (int, np.integer)
+NUMBERS = (*INTEGERS, float, np.floating)
+FLAGS = (bool, np.bool_)
+TEXTS = (str, bytes)
 WIDE = (torch.float32, torch.float64)  # what is solved in
 LONGEST = 60  # characters of a value in a message
 MOST = 2**53  # of an integer, more than anything is counted to
@@ -68,7 +74,7 @@ def as_number(
         infinite: Whether it may be infinite.
 
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         got = shown(value) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{name}: expected {kind}, got {got}{_hint(value)}")
     try:
@@ -86,7 +92,7 @@ def as_number(
 
 def as_integer(name: str, value: Any, least: int) -> int:
     """An int that is neither too small nor astronomical."""
-    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    number = isinstance(value, INTEGERS) and not isinstance(value, bool)
     if not number or not least <= value <= MOST:
         raise ValueError(f"{name}: expected an integer ≥ {least}, got {shown(value)}")
     return int(value)
@@ -94,7 +100,7 @@ def as_integer(name: str, value: Any, least: int) -> int:
 
 def as_flag(name: str, value: Any) -> bool:
     """True or False."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, FLAGS):
         raise ValueError(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
 
@@ -117,10 +123,9 @@ def as_lipschitz(value: Any) -> float | Tensor:
 
 def as_sizes(name: str, value: Any, expected: str) -> tuple[int, ...]:
     """A shape: positive integers, at least one."""
-    given = isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) > 0
+    given = isinstance(value, Sequence) and not isinstance(value, TEXTS) and len(value) > 0
     if not given or not all(
-        isinstance(s, int | np.integer) and not isinstance(s, bool) and 1 <= s <= MOST
-        for s in value
+        isinstance(s, INTEGERS) and not isinstance(s, bool) and 1 <= s <= MOST for s in value
     ):
         raise ValueError(f"{name}: expected {expected}, got {shown(value)}")
     return tuple(int(s) for s in value)

@@ -55,7 +55,7 @@ def as_temperature(temperature: float | Temperature | None) -> Temperature:
     """A number becomes a constant schedule, None the paper's annealing."""
     if temperature is None:
         return Anneal()
-    if isinstance(temperature, Anneal | Constant):
+    if isinstance(temperature, (Anneal, Constant)):
         return temperature
     if callable(temperature) and not isinstance(temperature, type):
         return _Checked(temperature)

@@ -207,8 +207,10 @@ def test_example(example: Path, tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
         env=os.environ | {"DFW_QUICK": "1"},
-        timeout=120,
+        timeout=600,  # the first one compiles all kernels, which takes minutes on a busy machine
     )
+    if result.stderr.startswith("this example needs the extra"):
+        pytest.skip(result.stderr)
     assert result.returncode == 0, result.stderr
     assert result.stdout
 

@@ -65,7 +65,8 @@ def test_faces_that_hold_only_a_few(seed, share, dtype):
     sol, gradients = answers(given, at_once)
     assert sol.status == dfw.Status.CONVERGED
     right, expected = answers([part.double() for part in given], by_tensors)
-    assert 0 < int((right.x == 0).sum()) < 100
+    # tensor operations end once the gap is small, with entries that may be what rounding left
+    assert 0 < int((right.x.abs() <= 1e-14).sum()) < 100
     eps = torch.finfo(dtype).eps
     close(sol.x.double(), right.x, 256 * eps)
     for found, wanted in zip(gradients, expected, strict=True):

@@ -1,5 +1,7 @@
 """Single sparse programs, whole in compiled code."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -176,3 +178,17 @@ def test_small_programs_that_dense_factors_leave():
     with using(False):
         slow = dfw.solve(*given(parts))
     torch.testing.assert_close(layout_free.x, slow.x, rtol=0, atol=1e-9)
+
+
+def test_constants_are_those_of_tensor_operations():
+    """Kernels have them in their own files, by which what is compiled on disk is known."""
+    kernels, tensors = "dfwlayer.engines.compiled.kernels", "dfwlayer.linalg.quadratic"
+    for own, other, names in (
+        ("units", "units", ("FAR", "STEADY", "PASSES")),
+        ("proof", "faces", ("DOUBT", "STEEP")),
+        ("sparse_system", "thin", ("CLOSED",)),
+    ):
+        kernel = import_module(f"{kernels}.{own}")
+        wanted = import_module(f"{tensors}.{other}")
+        for name in names:
+            assert getattr(kernel, name) == getattr(wanted, name), name

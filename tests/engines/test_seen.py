@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dfwlayer as dfw
-from dfwlayer.engines.seen import can_be_seen, project_in_sight
+from dfwlayer.engines.seen import project_in_sight, set_in_sight
 from dfwlayer.engines.seen.limits import PAIRS
 from helpers import close
 
@@ -105,8 +105,8 @@ def test_which_calls_are_seen_through():
     )
     for layer, *given_to in other:
         assert operators(layer, *given_to) == ["dfwlayer.call"], layer
-    assert not can_be_seen(q, None, torch.ones(2))
-    assert not can_be_seen(q, torch.ones(3), one)
+    assert set_in_sight(dfw.LpBall(1, torch.ones(2)), q) is None
+    assert set_in_sight(dfw.LpBall(1, one, torch.ones(3)), q) is None
 
 
 def test_what_is_wrong_is_said_as_in_eager_mode():

@@ -378,6 +378,10 @@ class Constraint(ABC):
         """
         return None
 
+    def form_in_sight(self, n: int) -> Sequence[Block] | None:
+        """The same in operations that compilers can follow, also for a set of a single point."""
+        return self.normal_form(n)
+
     def is_plain(self, like: Tensor) -> bool:
         """Whether nothing is wrong with the parameters, for vectors like these (..., n).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.ops.recorded.text import settled
+from dfwlayer.ops.tensors import fields_of
 from dfwlayer.ops.tracing import recording
 
 if TYPE_CHECKING:
@@ -29,13 +29,8 @@ ASKED = POINTS | {"lowest", "violation", "nearest", "face", "diameter"}
 def copied(constraint: Constraint, kind: type[_Set], values: dict[str, Any]) -> _Set:
     """A copy of that type with other values, unchecked and without what it has kept."""
     copy, known = object.__new__(kind), vars(constraint)
-    vars(copy).update({name: known[name] for name in _names(kind)} | values)
+    vars(copy).update({name: known[name] for name in fields_of(kind)} | values)
     return copy
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
 
 
 @cache

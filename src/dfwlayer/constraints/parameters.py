@@ -178,6 +178,14 @@ class Parameter:
         ranged = self.least > -math.inf or self.most < math.inf
         return ranged and value.dim() <= self.kind
 
+    def allowed(self, value: Tensor) -> Tensor:
+        """Mask of the numbers that may be, as `not_finite` and `out_of_range` tell; of any shape.
+
+        Nothing is asked for a value here, so that compilers can follow.
+        """
+        within_range = (value >= self.least) & (value <= self.most)  # NaN is not
+        return within_range if self.infinite else within_range & value.isfinite()
+
     def covers(self, value: Tensor) -> bool:
         """Whether all numbers are within range; NaN is not."""
         if value.numel() == 1:

@@ -10,10 +10,9 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from dfwlayer.arguments import as_sizes, common_lead
+from dfwlayer.arguments import INTEGERS, as_sizes, common_lead
 from dfwlayer.engines.base import Arguments, lead_of_start
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
@@ -156,7 +155,7 @@ def _variable(objective: Objective, shape: tuple[int, ...] | int | None) -> tupl
     """The shape of one problem's variable."""
     if shape is None:
         return objective.shape
-    given = (shape,) if isinstance(shape, int | np.integer) else shape
+    given = (shape,) if isinstance(shape, INTEGERS) else shape
     known = as_sizes("shape", given, "the sizes of one problem's variable, such as (n,), or None")
     own = objective.shape
     if objective.sizes is None and known != own and (len(own) > 1 or math.prod(known) != own[0]):

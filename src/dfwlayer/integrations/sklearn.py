@@ -200,14 +200,14 @@ class _Rows(NamedTuple):
     objective: LeastSquares
     X: Any
     mean: Array  # of X, zero where there is no intercept to be taken out
-    level: float  # of y
+    offset: float  # of y
     columns: int  # for intercepts
 
     def fit(self, solution: Solution, limit: str | None) -> _Fit:
         """The coefficients of the solution."""
         x = solution.x.numpy()
         coef = x[:-1] if self.columns else x
-        intercept = x[-1] if self.columns else self.level - self.mean @ coef
+        intercept = x[-1] if self.columns else self.offset - self.mean @ coef
         return _Fit(coef, self.X.dtype.type(intercept), solution, limit)
 
 
@@ -218,7 +218,7 @@ class _Linear(RegressorMixin, _Limited):  # type: ignore[misc]
         X, y = self._read(X, y, y_numeric=True)
         intercept = as_flag("fit_intercept", self.fit_intercept)
         y, share = np.asarray(y, X.dtype), _shares(sample_weight, X)
-        root, mean, level, columns = np.sqrt(share), np.zeros(X.shape[1], X.dtype), 0.0, 0
+        root, mean, offset, columns = np.sqrt(share), np.zeros(X.shape[1], X.dtype), 0.0, 0
         if sparse.issparse(X):
             if intercept:  # taken out of its columns, X would not be sparse any more
                 X = sparse.hstack([X, np.ones((X.shape[0], 1), X.dtype)], format="csr")
@@ -227,10 +227,10 @@ class _Linear(RegressorMixin, _Limited):  # type: ignore[misc]
             X = X[:, : len(mean)]
         else:
             if intercept:
-                mean, level = share @ X, float(share @ y)
+                mean, offset = share @ X, float(share @ y)
             A = root[:, None] * (X - mean)
-        b = root * (y - X.dtype.type(level))
-        return _Rows(LeastSquares(tensor_of(A, X.dtype), tensor_of(b)), X, mean, level, columns)
+        b = root * (y - X.dtype.type(offset))
+        return _Rows(LeastSquares(tensor_of(A, X.dtype), tensor_of(b)), X, mean, offset, columns)
 
     def predict(self, X: Any) -> Array:
         """X β + intercept."""

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import as_lipschitz, as_sizes, check_tensors
+from dfwlayer.arguments import INTEGERS, as_lipschitz, as_sizes, check_tensors
 from dfwlayer.linalg.sparse import stored_entries
 from dfwlayer.objectives.base import Curvature, Objective
 from dfwlayer.objectives.model import FEW, LARGEST, Model
@@ -71,7 +70,7 @@ class Smooth(Objective):
         fn, params, shape, lipschitz = self.fn, self.params, self.shape, self.lipschitz
         if not callable(fn):
             raise ValueError(f"fn: expected a function of (x, *params), got {type(fn).__name__}")
-        sizes = (shape,) if isinstance(shape, int | np.integer) else shape
+        sizes = (shape,) if isinstance(shape, INTEGERS) else shape
         shape = as_sizes("shape", sizes, "the sizes of one problem's variable, such as (n,)")
         if lipschitz is not None:
             lipschitz = as_lipschitz(lipschitz)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "PLAIN",
+    "SEQUENCES",
     "added",
     "field_names",
     "fields_of",

@@ -6,23 +6,21 @@ Papers. Xeon 8255C, 40 GB, Tesla T4; tolerance 1e-4 for all systems, 5 trials, m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["ACCURACY", "MACHINE", "ROLES", "STAGES", "TIMES", "Accuracy", "Measured"]
 
 MACHINE = "Xeon 8255C, 40 GB, Tesla T4"
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Mean and standard deviation over 5 trials."""
 
     mean: float
     std: float
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """Against CvxpyLayer; a violation is max(0, ‖w∘x‖₁ − t)."""
 
     cosine: Measured

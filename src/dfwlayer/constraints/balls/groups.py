@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.arguments import check_tensor, shown
+from dfwlayer.arguments import INTEGERS, check_tensor, shown
 from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.ops.tracing import may_be_fake, real_tensors
 
@@ -180,7 +179,7 @@ class Groups:
 
 
 def _is_index(entry: Any) -> bool:
-    return isinstance(entry, int | np.integer) and not isinstance(entry, bool)
+    return isinstance(entry, INTEGERS) and not isinstance(entry, bool)
 
 
 def _indices(given: Any) -> Tensor:

@@ -224,8 +224,7 @@ class LpBall(Ball):
             return Region.of(like, -math.inf, math.inf, budgets=[(weight, radius)])
         if self.p != torch.inf:
             return None
-        heavy = weight > 0
-        reach = torch.where(heavy, radius / torch.where(heavy, weight, 1), torch.inf)
+        reach = _quotient(radius, weight)
         return Region.of(like, -reach, reach)
 
     def normal_form(self, n: int) -> Sequence[Block] | None:
@@ -245,18 +244,24 @@ class LpBall(Ball):
             return (Flat(n, -reach, reach),)
         return (Power(n, self.p, weight, radius),)
 
+    def form_in_sight(self, n: int) -> Sequence[Block] | None:
+        """With bounds t/|w| for p = ∞."""
+        return (Flat(n, -self._side, self._side),) if self.p == torch.inf else self.normal_form(n)
+
     def plain(self, *, fixed: bool = True) -> Plain:
         """A threshold for p = 1, bounds for p = ∞."""
-        weight, radius = self.weight, total(self.radius)
         if self.p == 1:
-            return PlainFlat(-math.inf, math.inf, 1.0 if weight is None else weight, radius, ())
-        if self.p != torch.inf:
-            return PlainPower(self.p, weight, self.radius)
-        if weight is None:
-            return PlainFlat(-radius, radius, None, 0.0, ())
-        heavy = weight != 0
-        reach = torch.where(heavy, radius / torch.where(heavy, weight.abs(), 1), torch.inf)
-        return PlainFlat(-reach, reach, None, 0.0, ())
+            weight = 1.0 if self.weight is None else self.weight
+            return PlainFlat(-math.inf, math.inf, weight, total(self.radius), ())
+        if self.p == torch.inf:
+            return PlainFlat(-self._side, self._side, None, 0.0, ())
+        return PlainPower(self.p, self.weight, self.radius)
+
+    @property
+    def _side(self) -> Value:
+        """t/|w|, to which every entry goes for p = ∞."""
+        radius = total(self.radius)
+        return radius if self.weight is None else _quotient(radius, self.weight.abs())
 
     def face_parts(self, face: Face) -> tuple[Tensor, ...]:
         assert isinstance(face, LpFace)
@@ -336,3 +341,9 @@ class _Geometry(NamedTuple):
     size: Tensor  # |w|, (1,), (n,) or (B, n)
     reach: Tensor  # t/|w|, (1,), (n,) or (B, n), zero where unbounded
     pull: Tensor | None  # 1/|w| times the least |w|, zero where unbounded; None for ones
+
+
+def _quotient(radius: Value, size: Tensor) -> Tensor:
+    """t/|w|, infinite without a weight."""
+    heavy = size != 0
+    return torch.where(heavy, radius / torch.where(heavy, size, 1), torch.inf)

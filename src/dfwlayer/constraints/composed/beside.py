@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import compress, zip_longest
+from operator import not_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from dfwlayer.constraints.composed.joined import below
 from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.ops.rows import common_shape
 
-__all__ = ["Crossed", "Leaf", "beside", "layers_of", "leaves_of"]
+__all__ = ["Crossed", "Leaf", "beside", "layers_of", "told_apart"]
 
 
 class Leaf(NamedTuple):
@@ -67,6 +68,22 @@ def leaves_of(part: Constraint, shape: tuple[int, ...]) -> Iterator[Leaf]:
                 yield Leaf(leaf.constraint, {k: f"{i}.{name}" for k, name in leaf.names.items()})
     else:
         yield Leaf(part, {name: name for name in part.priced(shape)})
+
+
+def told_apart(
+    sets: Sequence[Constraint], shapes: Sequence[tuple[int, ...]], blank: Sequence[Tensor]
+) -> tuple[list[list[Leaf]], list[list[Leaf]]]:
+    """The leaves of bound sets that are lists of rows, and the others, for each set.
+
+    ``blank`` is a vector of each.
+    """
+    lists, others = [], []
+    for part, shape, like in zip(sets, shapes, blank, strict=True):
+        leaves = [*leaves_of(part, shape)]
+        rows = [leaf.constraint.as_polyhedron(like) is not None for leaf in leaves]
+        lists.append([*compress(leaves, rows)])
+        others.append([*compress(leaves, map(not_, rows))])
+    return lists, others
 
 
 def layers_of(

@@ -347,7 +347,8 @@ class PlaneCut(Built, PolyhedralSet):
         lower, upper, weight, radius, _ = self.base.facets(x).detach()
         size = x.abs()
         room = torch.minimum(size, torch.where(x < 0, -lower, upper) - size)
-        # where no coordinate is inside, the last that is not zero is the next to be
+        # where no coordinate is between its bounds, the multiple is told from the smallest of those
+        # that are not zero, which would be the first to leave its bound
         last = torch.where(size > 0, -(z if weight is None else z.abs()), -torch.inf)
         rank = torch.where((room > 0).any(-1, keepdim=True), room, last)
         k = rank.argmax(-1, keepdim=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_sizes
 from dfwlayer.constraints.base import Constraint, Face
-from dfwlayer.constraints.composed.beside import Crossed, Leaf, beside, layers_of, leaves_of
+from dfwlayer.constraints.composed.beside import Crossed, Leaf, beside, layers_of, told_apart
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.parameters import merged
 from dfwlayer.constraints.plain import Plain, PlainProduct
@@ -25,6 +25,7 @@ from dfwlayer.constraints.region import Block, Region
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.ops.scale import Scale
+from dfwlayer.ops.tensors import SEQUENCES
 
 __all__ = ["Product"]
 
@@ -44,7 +45,7 @@ class Product(Constraint):
 
     def __post_init__(self) -> None:
         for name, value in (("sets", self.sets), ("sizes", self.sizes)):
-            if not isinstance(value, list | tuple):
+            if not isinstance(value, SEQUENCES):
                 raise ValueError(
                     f"{name}: expected a list with one for each block, got {type(value).__name__}"
                 )
@@ -60,9 +61,9 @@ class Product(Constraint):
                 )
         shapes = []
         for i, size in enumerate(sizes):
-            entries = size if isinstance(size, list | tuple) else (size,)
+            entries = size if isinstance(size, SEQUENCES) else (size,)
             shape = as_sizes(f"sizes[{i}]", entries, "a positive integer or a shape")
-            shapes.append(shape if isinstance(size, list | tuple) else shape[0])
+            shapes.append(shape if isinstance(size, SEQUENCES) else shape[0])
         object.__setattr__(self, "sets", sets)
         object.__setattr__(self, "sizes", tuple(shapes))
 
@@ -110,6 +111,7 @@ class Product(Constraint):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Constraint:
+        """Of sets that are bound already, moved to the centres of those that have one."""
         sets, centres = [], []
         for part, count in zip(bound, self._counts, strict=True):
             centre = torch.zeros(count, dtype=dtype, device=device)
@@ -142,14 +144,8 @@ class Product(Constraint):
         some of the blocks and leaves the others open, and all rows are in members that have
         nothing else.
         """
-        lists: list[list[Leaf]] = []
-        others: list[list[Leaf]] = []
-        for part, own in zip(sets, self._shapes, strict=True):
-            like = torch.zeros(math.prod(own), dtype=dtype, device=device)
-            leaves = [*leaves_of(part, own)]
-            rows = [leaf.constraint.as_polyhedron(like) is not None for leaf in leaves]
-            lists.append([*compress(leaves, rows)])
-            others.append([leaf for leaf, known in zip(leaves, rows, strict=True) if not known])
+        blank = [torch.zeros(count, dtype=dtype, device=device) for count in self._counts]
+        lists, others = told_apart(sets, self._shapes, blank)
         about = shape, dtype, device
         free = [Leaf(Box().bind((count,), dtype, device), {}) for count in self._counts]
         flat, bent = layers_of(lists, free), layers_of(others, free)

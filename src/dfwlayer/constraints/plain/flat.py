@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -93,7 +93,7 @@ class PlainFlat(Plain):
         """The bounds where the point next to zero may not be zero, None where it is."""
         if within(self.lower, -math.inf, 0) and within(self.upper, 0, math.inf):
             return None
-        return replace(self, weight=None, equations=())
+        return PlainFlat(self.lower, self.upper, None, 0.0, ())
 
     def _heavy(self, w: Tensor, t: Tensor) -> Tensor | None:
         """Where t/w is within the range, as elsewhere there is no limit; None for everywhere."""
@@ -175,7 +175,7 @@ class PlainFlat(Plain):
         False position (Illinois) and halving in turns. Both ends are points of the rest, and their
         mix in the plane is the answer; it is exact once both are on one piece.
         """
-        rest = replace(self, equations=self.equations[:-1])
+        rest = PlainFlat(self.lower, self.upper, self.weight, self.radius, self.equations[:-1])
         slope, total = self.equations[-1]
         a, b = wide(slope, z), wide(total, z)
 

@@ -19,7 +19,7 @@ from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.values import Value, are_numbers, tensor_of
 from dfwlayer.solution import Status
 
-__all__ = ["Box", "open_side"]
+__all__ = ["Box", "ends_of", "open_side"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Box(PolyhedralSet):
     @property
     def ends(self) -> tuple[Value, Value]:
         """l and u, infinite for None."""
-        lower, upper = self.lower, self.upper
-        return -math.inf if lower is None else lower, math.inf if upper is None else upper
+        return ends_of(self.lower, self.upper)
 
     def facets(self, like: Tensor) -> Facets:
         lower, upper = (as_entries(end, like) for end in self.ends)
@@ -140,6 +139,11 @@ class Box(PolyhedralSet):
         lower, upper, *_ = self.facets(self.blank(n)).detach()
         size: Tensor = torch.linalg.vector_norm(upper - lower, dim=-1)
         return size
+
+
+def ends_of(lower: Value | None, upper: Value | None) -> tuple[Value, Value]:
+    """Bounds, infinite for None."""
+    return -math.inf if lower is None else lower, math.inf if upper is None else upper
 
 
 def open_side(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -39,3 +39,8 @@ class KSparse(L1BoxSet):
         k = on_tensor(self.k, lambda k: torch.where(k.detach() >= 1, k, torch.nan))
         reach = total(self.radius)
         return (Flat(n, -reach, reach, 1.0, multiplied(total(k), reach)),)
+
+    def form_in_sight(self, n: int) -> Sequence[Flat]:
+        """The same, with a product that transforms of a traced function know."""
+        reach = total(self.radius)
+        return (Flat(n, -reach, reach, 1.0, total(self.k) * reach),)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dfwlayer.arguments import check_tensor, check_tensors, flag_nonfinite
 from dfwlayer.constraints.base import measured
 from dfwlayer.constraints.parameters import as_column, as_entries, entries, fault, merged, number
-from dfwlayer.constraints.polyhedra.box import Box, open_side
+from dfwlayer.constraints.polyhedra.box import Box, ends_of, open_side
 from dfwlayer.constraints.polyhedra.knapsack import Knapsack, clipped, spend
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
@@ -252,21 +252,17 @@ class L1Box(L1BoxSet):
         weight = as_entries(1.0 if self.weight is None else self.weight, like)
         size = weight.abs() if weight.dim() else weight.abs().unsqueeze(-1)
         radius = as_column(self.radius, like)
-        lower, upper = (as_entries(end, like) for end in self._box.ends)
+        lower, upper = (as_entries(end, like) for end in ends_of(self.lower, self.upper))
         return Facets(lower, upper, size, radius)
 
     def normal_form(self, n: int) -> Sequence[Flat]:
         """All of it."""
         weight = 1.0 if self.weight is None else self.weight
-        return (Flat(n, *self._box.ends, weight, total(self.radius)),)
-
-    @property
-    def _box(self) -> Box:
-        return Box().changed(lower=self.lower, upper=self.upper)
+        return (Flat(n, *ends_of(self.lower, self.upper), weight, total(self.radius)),)
 
     def check_values(self) -> Tensor | None:
         """A box that is not empty, and a radius that reaches it."""
-        empty = self._box.check_values()
+        empty = Box().changed(lower=self.lower, upper=self.upper).check_values()
         if not self.bound and not any(t.dim() for t in self.tensors().values()):
             return empty  # for how many entries is not known yet
         sound = self if empty is None else self.replace_rows(empty != 0)

@@ -31,7 +31,7 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DOUBLE = np.dtype(np.float64)
-FEW = 32  # numbers that Python adds as fast as anything
+FEW = 32  # numbers up to which Python adds at least as fast as a routine of BLAS is called
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 

@@ -35,8 +35,8 @@ from dfwlayer.ops.values import Value
 __all__ = ["KEPT", "Polytopes", "sets_of"]
 
 KEPT = 4096  # coordinates up to which tables of numbers are kept from call to call
-FEW = 100  # coordinates up to which rows are rows, also where there is but an equation
-LAST = 1 << 20  # the same for the last one that is larger
+FEW = 100  # coordinates up to which a polyhedron of bounds and an equation is taken by its rows
+KEPT_ONCE = 2**20  # coordinates up to which at least the table of the last call is kept
 
 
 class Spot(NamedTuple):
@@ -346,8 +346,8 @@ def _polytopes(form: Sequence[Block], n: int, batch: Batch) -> Polytopes | None:
                 numbers.append(part)
             parts.append(part)
         structure.append(tuple(numbers))
-    made = _plan if n <= KEPT else (_last_plan if n <= LAST else _plan.__wrapped__)
-    plan = made(n, *structure)
+    plan_of = _plan if n <= KEPT else (_last_plan if n <= KEPT_ONCE else _plan.__wrapped__)
+    plan = plan_of(n, *structure)
     if plan is None:
         return None
     count = max([tensor.shape[0] for _, tensor in tensors if tensor.dim() > 1], default=1)

@@ -6,6 +6,6 @@ machine code of it together with the network around it.
 """
 
 from dfwlayer.engines.seen.budget import project_in_sight
-from dfwlayer.engines.seen.sets import can_be_seen, set_in_sight
+from dfwlayer.engines.seen.sets import set_in_sight
 
-__all__ = ["can_be_seen", "project_in_sight", "set_in_sight"]
+__all__ = ["project_in_sight", "set_in_sight"]

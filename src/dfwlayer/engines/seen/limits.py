@@ -51,17 +51,16 @@ def project_onto_limits(q: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:  # 
     sound = z.isfinite().all(-1, keepdim=True) & _sound(limits, torch.finfo(q.dtype).eps, z)
     z = torch.where(sound, z, 0.0)
     lower, upper, weight, budget, total, _ = limits
-    own = Limits(torch.where(sound, lower, 0.0), torch.where(sound, upper, 1.0))
+    ends = torch.where(sound, lower, 0.0), torch.where(sound, upper, 1.0)
     if weight is not None and budget is not None:
-        own = own._replace(
-            weight=torch.where(sound, weight, 1.0).expand(z.shape),
-            budget=torch.where(sound, budget, 1.0),
-        )
+        weight = torch.where(sound, weight, 1.0).expand(z.shape)
+        own = Limits(*ends, weight, torch.where(sound, budget, 1.0))
         x = _within(z, own)
     elif total is not None:
-        own = own._replace(total=torch.where(sound, total, 0.0))
+        own = Limits(*ends, total=torch.where(sound, total, 0.0))
         x = _with_total(z, own)
     else:
+        own = Limits(*ends)
         x = _clipped(z, own)
     with torch.no_grad():
         inner = own.plain().inside(x.to(q.dtype))
@@ -123,7 +122,7 @@ def _within(z: Tensor, at: Limits) -> Tensor:
     assert weight is not None
     assert budget is not None
     near, m = _clipped(z, at), _nearest_to_zero(at.lower, at.upper)
-    left = budget - (weight * m.abs()).sum(-1, keepdim=True)
+    spare = budget - (weight * m.abs()).sum(-1, keepdim=True)
     side = torch.sign(z - m).detach()
     bound = torch.where(side < 0, at.lower, at.upper)
     with torch.no_grad():
@@ -133,13 +132,15 @@ def _within(z: Tensor, at: Limits) -> Tensor:
     pull = side * (z - m) / unit
     with torch.no_grad():
         reach = torch.where(heavy & (side != 0), side * (bound - m), 0.0)
-        free, high = _sides(pull * unit, unit, torch.zeros_like(z), reach, left)
+        free, high = _sides(pull * unit, unit, torch.zeros_like(z), reach, spare)
         free, high = free & felt, high & felt & (reach > 0)
         top = _top(pull, free)
     spent = torch.where(high, weight * side * (bound - m), 0.0).sum(-1, keepdim=True)
     delta, square = torch.where(free, top - pull, 0.0), torch.where(free, unit * unit, 0.0)
     share = square.sum(-1, keepdim=True)
-    eta = ((square * delta).sum(-1, keepdim=True) + left - spent) / torch.where(share > 0, share, 1)
+    eta = ((square * delta).sum(-1, keepdim=True) + spare - spent) / torch.where(
+        share > 0, share, 1
+    )
     moved = torch.where(free, m + side * unit * (eta - delta), torch.where(high, bound, m))
     return torch.where(felt, moved, near)
 
@@ -165,12 +166,12 @@ def _sides(
     a, low, high, at = (each.expand(z.shape).unsqueeze(-2) for each in (slope, lower, upper, z))
     sums = (a * torch.minimum(torch.maximum(at - there * a, low), high)).sum(-1)
     above, finite = sums >= total, kinks.isfinite()
-    left = torch.where(finite & above, kinks, -torch.inf).amax(-1, keepdim=True)
-    right = torch.where(finite & ~above, kinks, torch.inf).amin(-1, keepdim=True)
+    before = torch.where(finite & above, kinks, -torch.inf).amax(-1, keepdim=True)
+    after = torch.where(finite & ~above, kinks, torch.inf).amin(-1, keepdim=True)
     # beyond the outermost kinks nothing changes any more
-    left, right = (
-        torch.where(left > -torch.inf, left, right - right.abs() - 1),
-        torch.where(right < torch.inf, right, left + left.abs() + 1),
+    before, after = (
+        torch.where(before > -torch.inf, before, after - after.abs() - 1),
+        torch.where(after < torch.inf, after, before + before.abs() + 1),
     )
-    y = z - 0.5 * (left + right) * slope
+    y = z - 0.5 * (before + after) * slope
     return (y > lower) & (y < upper), y >= upper

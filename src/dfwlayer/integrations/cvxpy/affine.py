@@ -302,7 +302,7 @@ class Arrays:
                 wanted[[terms.left[i], terms.right[i]]] = True
         parameters = [i for i in range(len(terms.sizes)) if wanted[first[i] : first[i + 1]].any()]
         # the terms by their numbers in the vector of this group
-        number, level = np.full(count, -1), np.zeros(count, np.int64)
+        number, depth = np.full(count, -1), np.zeros(count, np.int64)
         one = bool(wanted[ONE])
         number[ONE], size = 0, int(one)
         for i in parameters:
@@ -310,16 +310,16 @@ class Arrays:
             size += terms.sizes[i]
         products = [i for i in range(len(terms.left)) if wanted[first[-1] + i]]
         for i in products:
-            level[first[-1] + i] = 1 + max(level[terms.left[i]], level[terms.right[i]])
-        products.sort(key=lambda i: level[first[-1] + i])
+            depth[first[-1] + i] = 1 + max(depth[terms.left[i]], depth[terms.right[i]])
+        products.sort(key=lambda i: depth[first[-1] + i])
         number[[first[-1] + i for i in products]] = np.arange(size, size + len(products))
-        levels = np.cumsum(np.bincount([level[first[-1] + i] for i in products])[1:])
+        layers = np.cumsum(np.bincount([depth[first[-1] + i] for i in products])[1:])
         left, right = (
             torch.as_tensor([int(number[side[i]]) for i in products], dtype=torch.int64)
             for side in (terms.left, terms.right)
         )
         matrix = self._stacked(names, number, size + len(products))
-        ends = [int(end) for end in levels]
+        ends = [int(end) for end in layers]
         shapes = [self.arrays[name].shape for name in names]
         sizes = [self.arrays[name].size for name in names]
         return _Group(

@@ -366,9 +366,9 @@ def _spectraplexes(
             continue
         X = c.args[0]
         for other in rest:
-            level = _trace_of(X, other) if other.id not in hold else None
-            if level is not None:
-                found.add("trace", 1.0, X, level)
+            trace = _trace_of(X, other) if other.id not in hold else None
+            if trace is not None:
+                found.add("trace", 1.0, X, trace)
                 rest = [each for each in rest if each is not c and each is not other]
                 break
     return rest

@@ -18,7 +18,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import Tensor
 
-from dfwlayer.arguments import as_number, check_tensor, shown
+from dfwlayer.arguments import INTEGERS, as_number, check_tensor, shown
 from dfwlayer.constraints import Box, Intersection, L1Box, LpBall, Shifted
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.layer import DFWLayer, SetLayer
@@ -152,7 +152,7 @@ class ActionLimit(Limit):
         object.__setattr__(self, "radius", radius)
         if not callable(self.weights):
             indices = isinstance(self.weights, Sequence) and not isinstance(self.weights, str)
-            if not indices or not all(isinstance(i, int | np.integer) for i in self.weights):
+            if not indices or not all(isinstance(i, INTEGERS) for i in self.weights):
                 raise ValueError(
                     "weights: expected the indices of the weights in an observation, or a function "
                     f"from observations to weights, got {shown(self.weights)}"

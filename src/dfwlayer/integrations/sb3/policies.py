@@ -130,44 +130,40 @@ class _LimitedPolicy(_Limited):
         return actor.to(policy.device)
 
 
-class LimitedTD3Policy(_LimitedPolicy, td3.TD3Policy):  # type: ignore[misc, unused-ignore]
+class _LimitedTD3(_LimitedPolicy):
+    actor_type = LimitedTD3Actor
+
+
+class _LimitedSAC(_LimitedPolicy):
+    actor_type = LimitedSACActor
+
+
+class LimitedTD3Policy(_LimitedTD3, td3.TD3Policy):  # type: ignore[misc, unused-ignore]
     """For TD3 and DDPG: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
-    actor_type = LimitedTD3Actor
+
+class LimitedSACPolicy(_LimitedSAC, sac.SACPolicy):  # type: ignore[misc, unused-ignore]
+    """For SAC: ``policy_kwargs={"limit": ActionLimit(...)}``."""
 
 
-class LimitedTD3CnnPolicy(_LimitedPolicy, td3.CnnPolicy):  # type: ignore[misc, unused-ignore]
-    """The same for images."""
+class LimitedTD3CnnPolicy(_LimitedTD3, td3.CnnPolicy):  # type: ignore[misc, unused-ignore]
+    """The same as `LimitedTD3Policy` for images."""
 
-    actor_type = LimitedTD3Actor
+
+class LimitedSACCnnPolicy(_LimitedSAC, sac.CnnPolicy):  # type: ignore[misc, unused-ignore]
+    """The same as `LimitedSACPolicy` for images."""
 
 
 class LimitedTD3MultiInputPolicy(  # type: ignore[misc, unused-ignore]
-    _LimitedPolicy, td3.MultiInputPolicy
+    _LimitedTD3, td3.MultiInputPolicy
 ):
-    """The same for observations that are dictionaries."""
-
-    actor_type = LimitedTD3Actor
-
-
-class LimitedSACPolicy(_LimitedPolicy, sac.SACPolicy):  # type: ignore[misc, unused-ignore]
-    """For SAC: ``policy_kwargs={"limit": ActionLimit(...)}``."""
-
-    actor_type = LimitedSACActor
-
-
-class LimitedSACCnnPolicy(_LimitedPolicy, sac.CnnPolicy):  # type: ignore[misc, unused-ignore]
-    """The same for images."""
-
-    actor_type = LimitedSACActor
+    """The same as `LimitedTD3Policy` for observations that are dictionaries."""
 
 
 class LimitedSACMultiInputPolicy(  # type: ignore[misc, unused-ignore]
-    _LimitedPolicy, sac.MultiInputPolicy
+    _LimitedSAC, sac.MultiInputPolicy
 ):
-    """The same for observations that are dictionaries."""
-
-    actor_type = LimitedSACActor
+    """The same as `LimitedSACPolicy` for observations that are dictionaries."""
 
 
 class _LimitedActorCritic(_Limited):

@@ -70,7 +70,7 @@ class Hull:
         x = self.mean().unsqueeze(-2)
         share = self.weights * norm(self.points.double() - x)
         size = norm(x) + norm(self.points.double()).amax(-1, keepdim=True)
-        # a point by itself is in use, though it is no way from x
+        # a single point is x itself, at distance zero, and is in use all the same
         alone = self.weights >= self.weights.amax(-1, keepdim=True)
         return (self.weights > 0) & ((share > 16 * eps * size) | alone)
 

@@ -21,6 +21,7 @@ NEAR = 1e-2  # of a solution: residuals and gap of interior-point steps, relativ
 ARRIVED = 1e-12  # the same at a solution that needs no face
 CORRECTIONS = 3  # each with what the one before has left
 LEAST = 1e-300  # what is divided by
+STEEP = 16.0  # times rounding: what slopes, and the signs of forces, may be off by
 DOUBT = 1e-8  # of f, beyond which rows that hold x have slack
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # of sums, relative to their terms
 
@@ -218,11 +219,11 @@ def _judged(program: Program | Thin, at: Corner, held: Tensor) -> _Verdict:
     steep, wrong = slope.abs() / terms, -z / terms
     beside, outside = missed / about, over / reach
     idle = (z * over).abs().sum(-1) / (1 + program.value(x).abs())
-    exact = (_most(steep) <= 16 * ROUNDING) & (_most(beside) <= ROUNDING)
-    exact = exact & (_most(outside) <= ROUNDING) & (_most(wrong) <= 16 * ROUNDING)
+    exact = (_most(steep) <= STEEP * ROUNDING) & (_most(beside) <= ROUNDING)
+    exact = exact & (_most(outside) <= ROUNDING) & (_most(wrong) <= STEEP * ROUNDING)
     exact = exact & torch.isfinite(x).all(-1) & (idle <= DOUBT)
     off = torch.stack([_most(part) for part in (steep, wrong, beside, outside)] + [idle])
-    wanted = (active & (wrong <= 16 * ROUNDING)) | (outside > ROUNDING)
+    wanted = (active & (wrong <= STEEP * ROUNDING)) | (outside > ROUNDING)
     wanted = wanted & ~_doubled(program, wanted, z)
     return _Verdict(exact, off.amax(0).nan_to_num(torch.inf, torch.inf), wanted)
 

@@ -179,10 +179,10 @@ class _Rows:
         q, b, r = program.q, program.b, self.limits
         product = program.bent(x)
         pulled, leaned = program.pulled(nu), program.gathered(z)
-        along, level = program.along(x), torch.where(self.held, program.across(x), 0)
+        along, across = program.along(x), torch.where(self.held, program.across(x), 0)
         dual = product + pulled + leaned + q * tau
         equations = along - b * tau
-        primal = torch.where(self.held, level + s - r * tau, 0)
+        primal = torch.where(self.held, across + s - r * tau, 0)
         bend = (x * product).sum(-1, keepdim=True)
         cost = (q * x).sum(-1, keepdim=True)
         reach = (b * nu).sum(-1, keepdim=True) + (r * z).sum(-1, keepdim=True)
@@ -190,7 +190,7 @@ class _Rows:
         mu = ((s * z).sum(-1, keepdim=True) + tau * kappa) / (self.count + 1)
         # as a solution x/τ
         scale = 1 + torch.maximum(_size(product, leaned, pulled) / tau, _size(q))
-        tight = 1 + torch.maximum(_size(along, level, s) / tau, _size(b, r))
+        tight = 1 + torch.maximum(_size(along, across, s) / tau, _size(b, r))
         first = 0.5 * bend / tau**2 + cost / tau
         second = -0.5 * bend / tau**2 - reach / tau
         apart = (first - second).abs() / (1 + torch.minimum(first.abs(), second.abs()))
@@ -201,7 +201,7 @@ class _Rows:
         wrong = _size(pulled + leaned)
         lean = _size(nu, z)
         empty = (reach < 0) & (wrong <= PROVEN * -reach) & (wrong <= 1e-6 * lean)
-        bent = torch.maximum(_size(product), _size(along, torch.where(self.held, level + s, 0)))
+        bent = torch.maximum(_size(product), _size(along, torch.where(self.held, across + s, 0)))
         endless = (cost < 0) & (bent <= PROVEN * -cost) & (bent <= 1e-6 * _size(x))
         unsure = tau < 1e-2 * kappa
         return _State(

@@ -222,12 +222,12 @@ def duality_gap(program: Program | Thin, answer: Answer, x: Tensor, gradient: Te
     held = torch.isfinite(program.h)
     slack = torch.where(held, program.h - program.across(x)[:, :m], 0)
     gap = (z * slack).sum(-1) + (answer.nu * (program.b - program.along(x))).sum(-1)
-    left = unopened(program, rest, terms, largest)
-    pushed = left.slope
+    freed = unopened(program, rest, terms, largest)
+    pushed = freed.slope
     end = torch.where(pushed > 0, program.lower, program.upper)
     along = torch.where(pushed != 0, pushed * (x - end), 0).sum(-1)
-    gap = (gap + left.fall + along).clamp_min(0) + left.blur
-    return torch.where(left.flat | torch.isnan(gap), torch.inf, gap)
+    gap = (gap + freed.fall + along).clamp_min(0) + freed.blur
+    return torch.where(freed.flat | torch.isnan(gap), torch.inf, gap)
 
 
 class Unopened(NamedTuple):
@@ -257,9 +257,9 @@ def unopened(
         u = program.unbent(gone, torch.where(gone, slope, 0))
         fall = 0.5 * (slope * u).sum(-1)
         pushed = slope - program.bent(u)
-        left = torch.where(gone, pushed, 0).abs()
-        blur = (left * largest).sum(-1)
-        flat = (left > NOISE * terms.amax(-1, keepdim=True)).any(-1)
+        remaining = torch.where(gone, pushed, 0).abs()
+        blur = (remaining * largest).sum(-1)
+        flat = (remaining > NOISE * terms.amax(-1, keepdim=True)).any(-1)
         pushed = torch.where(gone, 0, pushed)
     return Unopened(pushed, fall, blur, flat)
 

@@ -19,7 +19,7 @@ __all__ = ["PLAIN_RIDGE", "Entries", "Thin", "ThinSystem", "pays", "small_or_thi
 DENSE = 2**13  # coordinates, beyond which no matrix is written down
 SMALLEST = 150  # variables and rows; below, dense factors are faster
 SHARE = 0.15  # of entries that are not zero
-FEW = 2**15  # entries of all matrices, zeros included, with which sparse factors are fast anyway
+FEW = 2**15  # entries of all matrices, zeros included: so few that sparse factors are fast anyway
 PLAIN_RIDGE = 1e-9  # that a factor without pivots needs
 CLOSED = 1e-20  # weight of a row that does not count
 

@@ -24,7 +24,7 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     doubt, or in those of x where h is only what rounding left of zero.
     """
     flat = program.absolute()
-    blank, level = _without_entries(program, flat)
+    blank, idle = _without_entries(program, flat)
     if bool(blank.any()):
         h = torch.where(blank & (program.h >= 0), torch.inf, program.h)
         program = program.between(h, program.b, program.lower, program.upper)
@@ -43,7 +43,7 @@ def in_units(program: Program | Thin) -> tuple[Program | Thin, Units]:
     units = units._replace(
         x=x,
         rows=torch.where(blank, _told(program.h, reach), rows),
-        equations=torch.where(level, _told(program.b, reach), equations),
+        equations=torch.where(idle, _told(program.b, reach), equations),
     )
     units = Units(*(_power(part) for part in units))
     bend = flat.extent(units)[1].mean(-1, keepdim=True)

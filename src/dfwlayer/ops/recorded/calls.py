@@ -205,7 +205,20 @@ def _recorded(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> list[T
 
 
 def _exporting() -> bool:
-    return torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else False
+    """Whether the program that is made of this will leave the process."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_dynamo_compiling() and _older_exports()
+
+
+def _older_exports() -> bool:
+    """The same asked of PyTorch 2.6, which has no word for it; compilers take it as constant."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return bool(InstructionTranslator.current_tx().export)
+
+
+_older_exports._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `names_of`
 
 
 def check_recorder() -> str:

@@ -279,10 +279,10 @@ def _walked(parts, system, ridge, proximal, far, most, least, best, holds):
 
 @making
 def arrived(parts, most, best, holds, corner):
-    """Where the steps end, in the arrays, and the minimiser on the face that they lead to.
+    """Fill ``best`` with where the steps end, ``corner`` with the minimiser on their face.
 
-    The system of that face, how far the steps are off, how many there were, and whether the
-    minimiser was reached.
+    Returns the system of that face, the residuals and gap of the best iterate, how many steps
+    there were, and whether the minimiser was reached.
     """
     system = prepared(parts, elimination_order(parts.P, parts.A, parts.G))
     least, taken, creeps = _walked(parts, system, RIDGES[0], True, False, most, np.inf, best, holds)

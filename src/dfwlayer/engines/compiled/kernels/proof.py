@@ -10,7 +10,7 @@ from dfwlayer.engines.compiled.kernels.judged import FLAT
 from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
 from dfwlayer.engines.compiled.kernels.triangle import times
 
-__all__ = ["gap_of", "judged", "missed", "regular"]
+__all__ = ["absolute", "gap_of", "judged", "missed", "regular"]
 
 # as in `dfwlayer.linalg.quadratic.faces`
 DOUBT, STEEP = 1e-8, 16.0
@@ -18,36 +18,24 @@ UNIQUE = 1e-6  # of a vector: what a system may make of it that has one solution
 
 
 @making
-def along_sizes(matrix, x, out):
-    """|M| |x|."""
-    start, place, value = matrix
-    for i in range(len(start) - 1):
-        total = 0.0
-        for p in range(start[i], start[i + 1]):
-            total += abs(value[p] * x[place[p]])
-        out[i] = total
-
-
-@making
-def back_sizes(matrix, y, out):
-    """out += |M|ᵀ|y|."""
-    start, place, value = matrix
-    for i in range(len(start) - 1):
-        c = abs(y[i])
-        if c != 0:
-            for p in range(start[i], start[i + 1]):
-                out[place[p]] += abs(value[p]) * c
+def absolute(P, A, G):
+    """|P|, |A| and |G|, by which the sizes of terms are found."""
+    return (
+        (P[0], P[1], np.abs(P[2])),
+        (A[0], A[1], np.abs(A[2])),
+        (G[0], G[1], np.abs(G[2])),
+    )
 
 
 @making
 def _steepest(P, q, size):
-    """The largest sum of the terms of an entry of ∇f, for x with entries of that size."""
+    """The largest sum of the terms of an entry of ∇f, for x with entries of that size, from |P|."""
     steep = 0.0
     start, _, value = P
     for i in range(len(q)):
         total = abs(q[i])
         for p in range(start[i], start[i + 1]):
-            total += abs(value[p]) * size
+            total += value[p] * size
         steep = max(steep, total)
     return steep
 
@@ -61,11 +49,13 @@ def judged(parts, x, nu, z, holds):
     """
     n, k, m = len(x), len(nu), len(parts.G[0]) - 1
     product, slope, terms = np.empty(n), np.empty(n), np.empty(n)
+    wide_P, wide_A, wide_G = absolute(parts.P, parts.A, parts.G)
+    at = np.abs(x)
     farthest = largest(x, 0.0)
     if not CLEAR * DOUBLE < farthest < np.inf:  # zero may be meant
         return 0
     along(parts.P, x, product)
-    along_sizes(parts.P, x, terms)
+    along(wide_P, at, terms)
     value = 0.0
     for i in range(n):
         value += x[i] * (0.5 * product[i] + parts.q[i])
@@ -73,21 +63,21 @@ def judged(parts, x, nu, z, holds):
         terms[i] += abs(parts.q[i]) + abs(z[m + i]) + abs(z[m + n + i])
     back(parts.A, nu, slope)
     back(parts.G, z, slope)
-    back_sizes(parts.A, nu, terms)
-    back_sizes(parts.G, z, terms)
-    steep = largest(terms, 0.0) + _steepest(parts.P, parts.q, farthest)
+    back(wide_A, np.abs(nu), terms)
+    back(wide_G, np.abs(z), terms)
+    steep = largest(terms, 0.0) + _steepest(wide_P, parts.q, farthest)
     if not steep > 0 or not largest(slope, 0.0) <= STEEP * CLEAR * DOUBLE * steep:
         return 0
     beside, about = np.empty(k), np.empty(k)
     along(parts.A, x, beside)
-    along_sizes(parts.A, x, about)
+    along(wide_A, at, about)
     for i in range(k):
         off = abs(beside[i] - parts.b[i])
         if not off <= CLEAR * DOUBLE * (about[i] + abs(parts.b[i]) + farthest):
             return 0
     rows, reach = np.empty(m), np.empty(m)
     along(parts.G, x, rows)
-    along_sizes(parts.G, x, reach)
+    along(wide_G, at, reach)
     clear, idle = True, 0.0
     for i in range(m + 2 * n):
         if not parts.held[i]:
@@ -144,6 +134,8 @@ def gap_of(P, A, G, q, b, h, lower, upper, x, nu, z):
     """
     n, k, m = len(q), len(b), len(h)
     slope, beside, rows = np.empty(n), np.empty(k), np.empty(m)
+    wide_P, wide_A, wide_G = absolute(P, A, G)
+    at = np.abs(x)
     terms, about, reach = np.zeros(n), np.empty(k), np.empty(m)
     along(P, x, slope)
     value = gap = total = 0.0
@@ -154,12 +146,12 @@ def gap_of(P, A, G, q, b, h, lower, upper, x, nu, z):
         total += terms[i] * abs(x[i])
     back(A, nu, slope)
     back(G, z, slope)
-    back_sizes(A, nu, terms)
-    back_sizes(G, z, terms)
+    back(wide_A, np.abs(nu), terms)
+    back(wide_G, np.abs(z), terms)
     along(A, x, beside)
     along(G, x, rows)
-    along_sizes(A, x, about)
-    along_sizes(G, x, reach)
+    along(wide_A, at, about)
+    along(wide_G, at, reach)
     for i in range(k):
         gap += abs(nu[i] * (b[i] - beside[i]))
         total += abs(nu[i]) * (about[i] + abs(b[i]))
@@ -168,7 +160,7 @@ def gap_of(P, A, G, q, b, h, lower, upper, x, nu, z):
             gap += abs(z[i] * (h[i] - rows[i]))
             total += abs(z[i]) * (reach[i] + abs(h[i]))
     farthest = largest(x, 0.0)
-    steep = _steepest(P, q, farthest)
+    steep = _steepest(wide_P, q, farthest)
     heaviest = largest(terms, steep)
     for i in range(n):
         way = x[i] - (lower[i] if slope[i] > 0 else upper[i])
@@ -187,10 +179,11 @@ def missed(A, G, b, h, x):
     k, m = len(b), len(h)
     beside, about = np.empty(k), np.empty(k)
     rows, reach = np.empty(m), np.empty(m)
+    at = np.abs(x)
     along(A, x, beside)
     along(G, x, rows)
-    along_sizes(A, x, about)
-    along_sizes(G, x, reach)
+    along((A[0], A[1], np.abs(A[2])), at, about)
+    along((G[0], G[1], np.abs(G[2])), at, reach)
     farthest, worst = largest(x, 0.0), 0.0
     for i in range(k):
         off = abs(beside[i] - b[i])

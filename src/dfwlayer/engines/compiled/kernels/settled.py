@@ -11,7 +11,7 @@ import numpy as np
 
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import fill, making
-from dfwlayer.engines.compiled.kernels.proof import along_sizes, back_sizes
+from dfwlayer.engines.compiled.kernels.proof import absolute
 from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
@@ -66,18 +66,20 @@ def _slope(parts, x, nu, z, product, out):
 
 
 @making
-def _is_rounding(parts, x, nu, z, holds, slope, terms):
+def _is_rounding(wide, q, x, nu, z, holds, slope, terms):
     """Whether what is left of ∇f along free coordinates is no more than rounding of its terms.
 
     Where f hardly bends, less than the ridge, a correction takes back little of what is missing,
-    and x may be far from where it belongs though the slope that is left is all but zero.
+    and x may be far from where it belongs though the slope that is left is all but zero. ``wide``
+    are |P|, |A| and |G|.
     """
-    m, n = len(parts.G[0]) - 1, len(x)
-    along_sizes(parts.P, x, terms)
+    wide_P, wide_A, wide_G = wide
+    m, n = len(wide_G[0]) - 1, len(x)
+    along(wide_P, np.abs(x), terms)
     for i in range(n):
-        terms[i] += abs(parts.q[i])
-    back_sizes(parts.A, nu, terms)
-    back_sizes(parts.G, z, terms)
+        terms[i] += abs(q[i])
+    back(wide_A, np.abs(nu), terms)
+    back(wide_G, np.abs(z), terms)
     for i in range(n):
         free = not (holds[m + i] or holds[m + n + i])
         if free and not abs(slope[i]) <= CLEAR * DOUBLE * terms[i]:
@@ -108,7 +110,7 @@ def settle(parts, system, at, holds, x, nu, z):
         nu[i] = at.nu[i]
     for i in range(len(z)):
         z[i] = at.z[i] if i < m and holds[i] else 0.0
-    settled = False
+    wide, settled = absolute(parts.P, parts.A, parts.G), False
     for turn in range(CORRECTIONS):
         _slope(parts, x, nu, z, product, slope)
         along(parts.A, x, beside)
@@ -121,7 +123,7 @@ def settle(parts, system, at, holds, x, nu, z):
         for i in range(m):
             right[place[n + k + i]] = parts.limits[i] - rows[i] if holds[i] else 0.0
         if turn > 0:
-            settled = settled or _is_rounding(parts, x, nu, z[:m], holds, slope, terms)
+            settled = settled or _is_rounding(wide, parts.q, x, nu, z[:m], holds, slope, terms)
         refined(system, right)
         moved = 0.0
         for i in range(n):

@@ -50,7 +50,10 @@ def _is_finite(values, most):
 
 @making
 def _is_sound(P, A, G, q, b, h, lower, upper):
-    """Whether all of it are numbers, no two bounds exclude each other, and no row has no entry."""
+    """Whether all of it are numbers of a size that products of them can have, and l ≤ u.
+
+    Sides of rows, and bounds, may also be infinite where that means that there is none.
+    """
     sound = _is_finite(P[2], LARGEST) and _is_finite(A[2], LARGEST) and _is_finite(G[2], LARGEST)
     sound = sound and _is_finite(q, LARGEST) and _is_finite(b, LARGEST)
     for i in range(len(q)):
@@ -128,8 +131,8 @@ def _scaled(matrix, left, right):
 
 
 @making
-def _counts(matrix, limits):
-    """Whether there is a row of zeros that may not be met."""
+def _excludes_all(matrix, limits):
+    """Whether there is a row 0·x ≤ h with h < 0."""
     start, _, value = matrix
     for i in range(len(start) - 1):
         some = False
@@ -141,16 +144,18 @@ def _counts(matrix, limits):
 
 
 @making
-def _measured(P, A, G, q, b, h, lower, upper, fixed):
-    """The program in units, without the coordinates that have one value; and these units."""
-    n, k, m = len(q), len(b), len(h)
-    own_q, own_b, own_h = q.copy(), b.copy(), h.copy()
-    low, high, at = lower.copy(), upper.copy(), np.zeros(n)
+def _released(P, A, G, q, lower, upper, fixed):
+    """The program without the coordinates that have one value, and these, zero for the others.
+
+    They stay as columns of zeros that no bound ends. What they do to b, h and q is not yet in it.
+    """
+    n = len(q)
+    own_q, low, high, at = q.copy(), lower.copy(), upper.copy(), np.zeros(n)
     P, A, G = _without(P, fixed, True), _without(A, fixed, False), _without(G, fixed, False)
     for i in range(n):
         if fixed[i]:
             at[i], low[i], high[i], own_q[i] = upper[i], -np.inf, np.inf, 0.0
-    return P, A, G, own_q, own_b, own_h, low, high, at, np.empty(n), np.empty(k), np.empty(m)
+    return P, A, G, own_q, low, high, at
 
 
 @making
@@ -175,10 +180,8 @@ def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
     fixed = np.empty(n, np.bool_)
     for i in range(n):
         fixed[i] = lower[i] == upper[i]
-    own_P, own_A, own_G, own_q, own_b, own_h, low, high, at, d, a, g = _measured(
-        P, A, G, q, b, h, lower, upper, fixed
-    )
-    # what the fixed coordinates do to the others
+    own_P, own_A, own_G, own_q, low, high, at = _released(P, A, G, q, lower, upper, fixed)
+    own_b, own_h, d, a, g = b.copy(), h.copy(), np.empty(n), np.empty(k), np.empty(m)
     beside, rows, bend = np.empty(k), np.empty(m), np.empty(n)
     along(P, at, bend)
     along(A, at, beside)
@@ -189,7 +192,7 @@ def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
         own_b[i] -= beside[i]
     for i in range(m):
         own_h[i] -= rows[i]
-    if _counts(own_G, own_h) or _counts(own_A, -np.abs(own_b)):
+    if _excludes_all(own_G, own_h) or _excludes_all(own_A, -np.abs(own_b)):
         return lost, outcome.UNFIT, NOTHING
     equilibrated(own_P, own_A, own_G, d, a, g)
     sized(own_P, own_q, own_b, own_h, low, high, d, a, g)

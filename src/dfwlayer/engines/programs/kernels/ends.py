@@ -60,7 +60,7 @@ SOLVED, UNFIT = tl.constexpr(outcome.SOLVED), tl.constexpr(outcome.UNFIT)
 LOST, DOUBTED = tl.constexpr(outcome.LOST), tl.constexpr(outcome.DOUBTED)
 UNSETTLED, UNPROVEN = tl.constexpr(outcome.UNSETTLED), tl.constexpr(outcome.UNPROVEN)
 SKEW = tl.constexpr(constants.SKEW)
-# what rounding is in float64, in sums, and how many times it a number has to be to be clearly there
+# rounding in float64, how many times it a number has to be to count as more, and that of sums
 DOUBLE, CLEAR = tl.constexpr(constants.DOUBLE), tl.constexpr(constants.CLEAR)
 NOISE = tl.constexpr(constants.ROUNDING * constants.DOUBLE)
 
@@ -140,7 +140,7 @@ def told(values, codes, left, b, batch, value, gap, code, steps, EPS: tl.constex
     tl.store(codes + b, code)
     tl.store(codes + batch + b, steps)
     tl.store(values + b, value)
-    # a bound stays one
+    # rounded up, so that it still bounds f(x) − f* in the dtype of the result
     tl.store(values + batch + b, gap * (1 + EPS) + 1e-45)
 
 
