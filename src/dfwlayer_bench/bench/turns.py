@@ -188,16 +188,23 @@ def _run_group(
     prepare: Callable[[Own], Passes | None],
     done: Callable[[Own], bool],
 ) -> None:
-    """Prepare each system, then let them take turns until all are done."""
+    """Prepare each system, then let them take turns until all are done.
+
+    Those that cannot run took no time, and are told when the others were prepared: so the time that
+    is left is not guessed from them alone.
+    """
     running: list[tuple[Own, Passes]] = []
+    idle: list[Own] = []
     for cell in cells:
         report(cell.where, 0)
         passes = prepare(cell)
         _save(store, cell)
         if passes is None:
-            report(_ended(cell), 1)
+            idle.append(cell)
         else:
             running.append((cell, passes))
+    for cell in idle:
+        report(_ended(cell), 1)
     for cell, passes in in_turns(running, lambda item: done(item[0])):
         _one_turn(cell, passes)
         _save(store, cell)
