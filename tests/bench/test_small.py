@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -249,14 +250,36 @@ def test_missing_failing_and_unfit_rivals_are_rows_that_say_so(tmp_path, monkeyp
     assert "out of luck" in found["broken"]["detail"]
     assert found["nothing"]["status"] == "failed"
     assert found["other"]["status"] == "unsupported"
+    assert found["other"]["detail"] == "takes box"
     assert found["forward"]["status"] == "ok"
     assert found["forward"]["both_seconds"] is None
     assert found["forward"]["error"] > 0.1
 
 
+def test_processor_time_leaves_out_what_a_call_waits_for(tmp_path, monkeypatch):
+    def sleeping(problem):
+        def call():
+            time.sleep(0.05)
+            return problem.q
+
+        return Passes(call, None, {})
+
+    monkeypatch.setitem(SYSTEMS, "sleeping", SmallSystem("sleeping", "Sleeping", sleeping))
+    words = ["--sizes", "1x6", "--family", "box", "--repeats", 1, "--systems", "sleeping"]
+    for clock in ("wall", "cpu"):
+        result = dfw(*words, "--out", tmp_path / clock, "--clock", clock)
+        assert result.exit_code == 0, result.output
+    told = {c: rows(tmp_path / c)[0]["forward_seconds"] for c in ("wall", "cpu")}
+    assert told["cpu"] < 0.04 < 0.05 <= told["wall"]
+    assert "--clock cpu" in (tmp_path / "cpu" / "small.md").read_text()
+    result = dfw(*words, "--out", tmp_path / "cpu")
+    assert result.exit_code == 2  # the two clocks do not share a folder
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("--clock", "sundial"),
         ("--sizes", "10"),
         ("--sizes", "0x10"),
         ("--family", "paper"),

@@ -79,6 +79,16 @@ def test_a_line_for_each_finished_cell_says_the_time_and_what_is_left(clock: Clo
     ]
 
 
+def test_what_is_left_is_not_guessed_from_the_first_of_many_cells(clock: Clock) -> None:
+    """The first one may take long, as it compiles, or no time, as it cannot run."""
+    said = io.StringIO()
+    with talk.progress(Console(file=said, width=200), 40) as report:
+        for _ in range(4):
+            clock.now += 5
+            report("cell", 1)
+    assert [" about " in line for line in said.getvalue().splitlines()] == [False] * 3 + [True]
+
+
 def test_what_was_there_before_does_not_count_for_the_time_left(clock: Clock) -> None:
     said = io.StringIO()
     with talk.progress(Console(file=said), 103) as report:

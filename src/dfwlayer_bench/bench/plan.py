@@ -81,6 +81,7 @@ class Asked:
     fresh: bool
     quick: bool
     threads: int | None
+    clock: str = "wall"
 
 
 def plan_of(

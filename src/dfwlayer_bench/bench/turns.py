@@ -62,6 +62,7 @@ class TimedPlan(ABC):
     repeats: int
     seed: int
     threads: int
+    clock: str = "wall"  # as of `systems.base.CLOCKS`
 
     @abstractmethod
     def groups(self) -> list[tuple[Any, ...]]:
@@ -75,7 +76,8 @@ class TimedPlan(ABC):
     def words(self) -> list[str]:
         """The plan as words of a command, but for its problems."""
         words = ["--systems", *self.systems, "--repeats", str(self.repeats)]
-        return [*words, "--seed", str(self.seed), "--threads", str(self.threads)]
+        words += ["--seed", str(self.seed), "--threads", str(self.threads)]
+        return words if self.clock == "wall" else [*words, "--clock", self.clock]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ def _restored(store: Store, cell: Own) -> Own:
 
 def run_groups(
     groups: Sequence[Sequence[Own]],
-    repeats: int,
+    plan: TimedPlan,
     store: Store,
     report: Report,
     ready: Callable[[Own], Callable[[Own], Passes | None]],
@@ -163,21 +165,22 @@ def run_groups(
     """Finish every cell, saving each as it grows; returns all of them.
 
     The cells of a group have one problem. ``ready`` makes it for the first of them that is not
-    finished and returns what prepares a system for it, None for one that cannot run.
+    finished and returns what prepares a system for it, None for one that cannot run. The plan says
+    how often a call is timed, and by which clock.
     """
 
     def done(cell: Own) -> bool:
         if cell.status != "ok":
             return cell.status != "pending"
         times = cell.forward_seconds
-        return len(times) >= repeats or (bool(times) and times[0] > LONG)
+        return len(times) >= plan.repeats or (bool(times) and times[0] > LONG)
 
     with quietly():
         for group in groups:
             unfinished = [cell for cell in group if not done(cell)]
             report(group[0].where, len(group) - len(unfinished))
             if unfinished:
-                _run_group(unfinished, store, report, ready(unfinished[0]), done)
+                _run_group(unfinished, store, report, ready(unfinished[0]), done, plan.clock)
     return [cell for group in groups for cell in group]
 
 
@@ -187,19 +190,27 @@ def _run_group(
     report: Report,
     prepare: Callable[[Own], Passes | None],
     done: Callable[[Own], bool],
+    clock: str,
 ) -> None:
-    """Prepare each system, then let them take turns until all are done."""
+    """Prepare each system, then let them take turns until all are done.
+
+    Those that cannot run took no time, and are told when the others were prepared: so the time that
+    is left is not guessed from them alone.
+    """
     running: list[tuple[Own, Passes]] = []
+    idle: list[Own] = []
     for cell in cells:
         report(cell.where, 0)
         passes = prepare(cell)
         _save(store, cell)
         if passes is None:
-            report(_ended(cell), 1)
+            idle.append(cell)
         else:
             running.append((cell, passes))
+    for cell in idle:
+        report(_ended(cell), 1)
     for cell, passes in in_turns(running, lambda item: done(item[0])):
-        _one_turn(cell, passes)
+        _one_turn(cell, passes, clock)
         _save(store, cell)
         if done(cell):
             report(_ended(cell), 1)
@@ -254,12 +265,12 @@ def prepared(
     return passes
 
 
-def _one_turn(cell: TimedCell, passes: Passes) -> None:
+def _one_turn(cell: TimedCell, passes: Passes, clock: str) -> None:
     """Each pass once, after an untimed one that wakes up caches and threads."""
     try:
-        cell.forward_seconds.append(_seconds(passes.forward))
+        cell.forward_seconds.append(_seconds(passes.forward, clock))
         if passes.both is not None:
-            cell.both_seconds.append(_seconds(passes.both))
+            cell.both_seconds.append(_seconds(passes.both, clock))
     except Exception as error:
         cell.status, cell.detail = "failed", _said(error)
 
@@ -268,6 +279,6 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    _, first = timed(call, CPU)
-    return first if first > LONG else timed(call, CPU)[1]
+def _seconds(call: Callable[[], object], clock: str) -> float:
+    _, first = timed(call, CPU, clock)
+    return first if first > LONG else timed(call, CPU, clock)[1]

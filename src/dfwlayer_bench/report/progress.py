@@ -23,6 +23,7 @@ STEPS = 10.0  # seconds between two lines about steps, of which there are thousa
 SILENCE = 30.0  # seconds after which a line says what is at work, though nothing has changed
 TICK = 2.0  # seconds between two looks at that
 AT_ONCE = 0.05  # seconds; cells finished faster than that after the start were there before
+FEW = 0.1  # share of the cells; from fewer nobody can tell how long the others take
 
 
 def lasting(seconds: float) -> str:
@@ -61,7 +62,8 @@ class _Task:
         spent = f"{lasting(now - self.began)} so far"
         if count <= 0:
             return spent
-        guess = f", about {lasting((now - self.began) / own * count)}" if own > 0 else ""
+        known = own > 0 and own >= FEW * (own + count)
+        guess = f", about {lasting((now - self.began) / own * count)}" if known else ""
         return f"{spent}, {count:.0f} left{guess}"
 
 

@@ -58,5 +58,5 @@ def _prepare(cell: LayerCell, posed: Posed, reference: Reference) -> Passes | No
         if gradient is not None:
             cell.gradient_error = largest_error(gradient, slope)
 
-    unsupported = "" if posed.kind in system.kinds else "no such problem"
+    unsupported = "" if posed.kind in system.kinds else "takes " + ", ".join(system.kinds)
     return prepared(cell, system, unsupported, lambda: system.prepare(posed), measure)

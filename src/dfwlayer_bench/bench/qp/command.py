@@ -57,6 +57,7 @@ def bench_qp(
         seed=0,
         repeats=asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS),
         threads=asked.threads or THREADS,
+        clock=asked.clock,
     )
     console = Console(stderr=True)
     return conduct(

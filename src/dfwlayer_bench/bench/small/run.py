@@ -73,5 +73,5 @@ def _prepare(cell: SmallCell, problem: Problem, reference: Reference) -> Passes 
         if gradient is not None:
             cell.gradient_error = largest_error(gradient, reference.gradient)
 
-    unsupported = "" if cell.set in system.sets else "no such set"
+    unsupported = "" if cell.set in system.sets else "takes " + ", ".join(system.sets)
     return prepared(cell, system, unsupported, lambda: system.prepare(problem), measure)
