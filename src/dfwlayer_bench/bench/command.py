@@ -27,12 +27,12 @@ __all__ = ["bench"]
 
 WIDE = 160  # columns that the whole table needs
 FULL = Defaults(("paper", "active", "ill"), (500, 1000, 2000), trials=5, repeats=5, time_limit=60.0)
-ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory", "clock")
+ONLY_LARGE = ("device", "trials", "time_limit", "functional", "memory")
 OTHERS = {  # the options that a suite does not have
     "small": ("dtype", *ONLY_LARGE),
     "lasso": ("dtype", *ONLY_LARGE, "sizes"),
     "layers": ("dtype", *ONLY_LARGE, "sizes"),
-    "gpu": (*ONLY_LARGE, "sizes", "systems"),
+    "gpu": (*ONLY_LARGE, "clock", "sizes", "systems"),
     "qp": ("dtype", *ONLY_LARGE, "seed"),
 }
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
@@ -83,8 +83,9 @@ def bench(
         raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
     if suite != "large":
         where = out if _given(context, "out") else Path(f"bench-results-{suite}")
-        asked = Asked(systems, repeats, seed, where, fresh, quick, threads)
+        asked = Asked(systems, repeats, seed, where, fresh, quick, threads, clock)
         _check_given(context, suite, OTHERS[suite])
+        options.check_clock(clock)
         if suite == "lasso":
             return bench_lasso(asked, problems=family)
         if suite == "layers":

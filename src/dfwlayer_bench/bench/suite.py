@@ -90,7 +90,7 @@ def take_turns(
         command=shlex.join(["dfw", "bench", "--suite", tables.name, *words, *plan.words()]),
         identity=lambda machine: identity_of(tables.name, plan, machine),
         count=plan.cells,
-        run=lambda store, report: run_groups(cells(store), plan.repeats, store, report, ready),
+        run=lambda store, report: run_groups(plan, cells(store), store, report, ready),
         saved=begun,
         finish=lambda found, about: tables.finish(asked.out, found, about),
     )
@@ -117,6 +117,7 @@ def take_named(
         repeats=asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS),
         seed=asked.seed,
         threads=asked.threads or THREADS,
+        clock=asked.clock,
     )
     words = ["--family", *plan.problems]
     return take_turns(asked, tables, plan, words, lambda cell: ready(plan.seed, cell))
@@ -124,4 +125,5 @@ def take_named(
 
 def identity_of(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a run to go on where another one was interrupted."""
-    return {"suite": suite, "seed": plan.seed, "threads": plan.threads, **machine_identity(machine)}
+    own = {"suite": suite, "seed": plan.seed, "threads": plan.threads, "clock": plan.clock}
+    return {**own, **machine_identity(machine)}

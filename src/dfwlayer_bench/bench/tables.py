@@ -11,7 +11,7 @@ from dfwlayer_bench.bench.report import median, settings_text
 from dfwlayer_bench.bench.turns import TimedCell, TimedSystem
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
-from dfwlayer_bench.report.machine import machine_text
+from dfwlayer_bench.report.machine import clock_text, machine_text
 from dfwlayer_bench.report.terminal import PLAIN, output
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Tables(Generic[Own, OwnRow]):
 
     def markdown(self, cells: Sequence[Own], rows: Sequence[OwnRow], about: dict[str, Any]) -> str:
         """The command, the machine, the tables and the settings."""
-        machine = f"{machine_text(about['machine'])}; float64 on the CPU."
+        machine = f"{machine_text(about['machine'])}; float64 on the CPU." + clock_text(about)
         lines = [f"`{about['command']}`", "", machine]
         for title, group in self.groups(rows):
             lines += ["", f"### {title}", ""]

@@ -62,6 +62,7 @@ class TimedPlan(ABC):
     repeats: int
     seed: int
     threads: int
+    clock: str = "wall"  # or "cpu", see `dfwlayer_bench.systems.base.CLOCKS`
 
     @abstractmethod
     def groups(self) -> list[tuple[Any, ...]]:
@@ -75,7 +76,12 @@ class TimedPlan(ABC):
     def words(self) -> list[str]:
         """The plan as words of a command, but for its problems."""
         words = ["--systems", *self.systems, "--repeats", str(self.repeats)]
-        return [*words, "--seed", str(self.seed), "--threads", str(self.threads)]
+        return [*words, "--seed", str(self.seed), *self.timing()]
+
+    def timing(self) -> list[str]:
+        """How it is timed, as words of a command."""
+        words = ["--threads", str(self.threads)]
+        return words if self.clock == "wall" else [*words, "--clock", self.clock]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +160,8 @@ def _restored(store: Store, cell: Own) -> Own:
 
 
 def run_groups(
+    plan: TimedPlan,
     groups: Sequence[Sequence[Own]],
-    repeats: int,
     store: Store,
     report: Report,
     ready: Callable[[Own], Callable[[Own], Passes | None]],
@@ -170,14 +176,15 @@ def run_groups(
         if cell.status != "ok":
             return cell.status != "pending"
         times = cell.forward_seconds
-        return len(times) >= repeats or (bool(times) and times[0] > LONG)
+        return len(times) >= plan.repeats or (bool(times) and times[0] > LONG)
 
     with quietly():
         for group in groups:
             unfinished = [cell for cell in group if not done(cell)]
             report(group[0].where, len(group) - len(unfinished))
             if unfinished:
-                _run_group(unfinished, store, report, ready(unfinished[0]), done)
+                prepare = ready(unfinished[0])
+                _run_group(unfinished, store, report, prepare, done, plan.clock)
     return [cell for group in groups for cell in group]
 
 
@@ -187,6 +194,7 @@ def _run_group(
     report: Report,
     prepare: Callable[[Own], Passes | None],
     done: Callable[[Own], bool],
+    clock: str,
 ) -> None:
     """Prepare each system, then let them take turns until all are done."""
     running: list[tuple[Own, Passes]] = []
@@ -199,7 +207,7 @@ def _run_group(
         else:
             running.append((cell, passes))
     for cell, passes in in_turns(running, lambda item: done(item[0])):
-        _one_turn(cell, passes)
+        _one_turn(cell, passes, clock)
         _save(store, cell)
         if done(cell):
             report(_ended(cell), 1)
@@ -254,12 +262,12 @@ def prepared(
     return passes
 
 
-def _one_turn(cell: TimedCell, passes: Passes) -> None:
+def _one_turn(cell: TimedCell, passes: Passes, clock: str) -> None:
     """Each pass once, after an untimed one that wakes up caches and threads."""
     try:
-        cell.forward_seconds.append(_seconds(passes.forward))
+        cell.forward_seconds.append(_seconds(passes.forward, clock))
         if passes.both is not None:
-            cell.both_seconds.append(_seconds(passes.both))
+            cell.both_seconds.append(_seconds(passes.both, clock))
     except Exception as error:
         cell.status, cell.detail = "failed", _said(error)
 
@@ -268,6 +276,6 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    _, first = timed(call, CPU)
-    return first if first > LONG else timed(call, CPU)[1]
+def _seconds(call: Callable[[], object], clock: str) -> float:
+    _, first = timed(call, CPU, clock)
+    return first if first > LONG else timed(call, CPU, clock)[1]

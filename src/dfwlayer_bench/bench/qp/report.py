@@ -14,7 +14,7 @@ from dfwlayer_bench.bench.report import median
 from dfwlayer_bench.bench.tables import OURS, row_of, settings_of_systems
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.files import table_of_texts, write_results
-from dfwlayer_bench.report.machine import machine_text
+from dfwlayer_bench.report.machine import clock_text, machine_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -167,7 +167,8 @@ def write_files(
     folder: Path, cells: Sequence[QpCell], rows: Sequence[QpRow], about: dict[str, Any]
 ) -> None:
     """qp.csv (rows), qp.json (everything) and qp.md (tables)."""
-    lines = [f"`{about['command']}`", "", f"{machine_text(about['machine'])}; float64 on the CPU."]
+    machine = f"{machine_text(about['machine'])}; float64 on the CPU." + clock_text(about)
+    lines = [f"`{about['command']}`", "", machine]
     lines += ["", "### Systems", ""]
     lines += text.markdown_table(SUMMARY, [_summary_texts(one) for one in summaries(rows)])
     lines += ["", "### Problems", ""]

@@ -37,6 +37,7 @@ def bench_small(asked: Asked, *, sizes: list[str] | None, sets: list[str] | None
         repeats=asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS),
         seed=asked.seed,
         threads=asked.threads or THREADS,
+        clock=asked.clock,
     )
     words = ["--sizes", *(f"{count}x{n}" for count, n in plan.sizes), "--family", *plan.sets]
     return take_turns(asked, TABLES, plan, words, lambda cell: ready(plan.seed, cell))
