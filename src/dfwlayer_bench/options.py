@@ -29,6 +29,7 @@ __all__ = [
     "Systems",
     "Threads",
     "Trials",
+    "check_clock",
     "check_device",
     "check_names",
     "check_sizes",
@@ -175,6 +176,13 @@ def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None
         raise typer.BadParameter(
             f"{option}: unknown {', '.join(unknown)}; expected any of {', '.join(known)}"
         )
+
+
+def check_clock(clock: str) -> None:
+    """Raise an error for a clock that there is not."""
+    from dfwlayer_bench.systems.base import CLOCKS
+
+    check_names("--clock", [clock], CLOCKS)
 
 
 def check_device(device: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,14 @@ pytest.importorskip("scipy")
 
 import scipy.io
 import scipy.sparse
+import torch
 from typer.testing import CliRunner
 
 from dfwlayer_bench.bench.qp.problems import files_in, read
 from dfwlayer_bench.bench.qp.report import shifted_mean
 from dfwlayer_bench.bench.qp.rivals import Said
 from dfwlayer_bench.bench.qp.systems import SYSTEMS
+from dfwlayer_bench.bench.turns import Passes
 from dfwlayer_bench.cli import build_app
 
 VALUES = {"TINY": -8.75, "WALK": -0.5}
@@ -121,6 +124,30 @@ def test_a_run_ends_with_tables_and_files_and_goes_on_where_it_was(
     assert dfw(*words).exit_code == 0
 
 
+def test_processor_time_leaves_out_what_a_call_waits_for(collection, tmp_path, monkeypatch):
+    def sleeping(problem, said):
+        def forward():
+            time.sleep(0.05)
+            return torch.zeros(len(problem.q), dtype=torch.float64)
+
+        return Passes(forward, None, {})
+
+    monkeypatch.setitem(SYSTEMS, "piqp", replace(SYSTEMS["piqp"], prepare=sleeping, packages=()))
+    words = [collection, "--quick", "--systems", "piqp", "--family", "TINY", "--out"]
+    told = {}
+    for clock in ("wall", "cpu"):
+        result = dfw(*words, tmp_path / clock, "--clock", clock)
+        assert result.exit_code == 0, result.output
+        record = json.loads((tmp_path / clock / "qp.json").read_text())
+        told[clock] = record["rows"][0]["seconds"]
+        assert record["clock"] == clock
+    assert told["wall"] >= 0.05 > 0.04 > told["cpu"]
+    assert "--clock cpu" in (tmp_path / "cpu" / "qp.md").read_text()
+    result = dfw(*words, tmp_path / "cpu")
+    assert result.exit_code == 2  # the two clocks do not share a folder
+    assert "clock" in result.output
+
+
 def test_the_shifted_mean():
     assert shifted_mean([], 10) is None
     assert shifted_mean([2.0, 2.0], 10) == pytest.approx(2)
@@ -136,6 +163,7 @@ def test_the_shifted_mean():
         (["{folder}", "--family", "AUG2D"], "--family"),
         (["{folder}", "--sizes", "5", "6"], "--sizes"),
         (["{folder}", "--dtype", "float32"], "--dtype"),
+        (["{folder}", "--clock", "sundial"], "--clock"),
     ],
 )
 def test_bad_options_are_named(words, named, collection):

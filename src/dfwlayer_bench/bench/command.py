@@ -32,7 +32,7 @@ OTHERS = {  # the options that a suite does not have
     "small": ("dtype", *ONLY_LARGE),
     "lasso": ("dtype", *ONLY_LARGE, "sizes"),
     "layers": ("dtype", *ONLY_LARGE, "sizes"),
-    "gpu": (*ONLY_LARGE, "sizes", "systems", "clock"),
+    "gpu": (*ONLY_LARGE, "clock", "sizes", "systems"),
     "qp": ("dtype", *ONLY_LARGE, "seed"),
 }
 QUICK = Defaults(("active", "ill"), (50, 100), trials=1, repeats=3, time_limit=20.0)
@@ -88,6 +88,7 @@ def bench(
         where = out if _given(context, "out") else Path(f"bench-results-{suite}")
         asked = Asked(systems, repeats, seed, where, fresh, quick, threads, clock)
         _check_given(context, suite, OTHERS[suite])
+        options.check_clock(clock)
         if suite == "lasso":
             return bench_lasso(asked, problems=family)
         if suite == "layers":

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from dfwlayer_bench.options import check_device, check_names, check_sizes, split
+from dfwlayer_bench.options import check_clock, check_device, check_names, check_sizes, split
 
 __all__ = [
     "Asked",
@@ -105,7 +105,6 @@ def plan_of(
     ``known`` are the systems it offers; ``rest`` is taken as it is.
     """
     from dfwlayer_bench.problems.families import FAMILIES
-    from dfwlayer_bench.systems.base import CLOCKS
 
     known, families, chosen = tuple(known), split(family), split(systems)
     numbers = sorted(check_sizes(split(sizes)))
@@ -115,8 +114,8 @@ def plan_of(
     check_names("--systems", chosen, known)
     check_names("--dtype", [dtype], ("float32", "float64"))
     check_names("--functional", [functional], ("sum", "random"))
-    check_names("--clock", [clock], CLOCKS)
     check_device(device)
+    check_clock(clock)
     if clock == "cpu" and device != "cpu":
         raise typer.BadParameter("--clock: cpu cannot see what a CUDA device does; use wall")
     return Plan(

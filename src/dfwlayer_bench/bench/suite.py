@@ -90,7 +90,7 @@ def take_turns(
         command=shlex.join(["dfw", "bench", "--suite", tables.name, *words, *plan.words()]),
         identity=lambda machine: identity_of(tables.name, plan, machine),
         count=plan.cells,
-        run=lambda store, report: run_groups(cells(store), plan, store, report, ready),
+        run=lambda store, report: run_groups(plan, cells(store), store, report, ready),
         saved=begun,
         finish=lambda found, about: tables.finish(asked.out, found, about),
     )
@@ -125,5 +125,5 @@ def take_named(
 
 def identity_of(suite: str, plan: TimedPlan, machine: dict[str, Any]) -> dict[str, Any]:
     """What has to be the same for a run to go on where another one was interrupted."""
-    times = {"threads": plan.threads, "clock": plan.clock}
-    return {"suite": suite, "seed": plan.seed, **times, **machine_identity(machine)}
+    own = {"suite": suite, "seed": plan.seed, "threads": plan.threads, "clock": plan.clock}
+    return {**own, **machine_identity(machine)}

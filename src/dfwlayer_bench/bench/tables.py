@@ -165,7 +165,7 @@ class Tables(Generic[Own, OwnRow]):
 
     def markdown(self, cells: Sequence[Own], rows: Sequence[OwnRow], about: dict[str, Any]) -> str:
         """The command, the machine, the tables and the settings."""
-        machine = f"{machine_text(about['machine'])}; float64 on the CPU.{clock_text(about)}"
+        machine = f"{machine_text(about['machine'])}; float64 on the CPU." + clock_text(about)
         lines = [f"`{about['command']}`", "", machine]
         for title, group in self.groups(rows):
             lines += ["", f"### {title}", ""]

@@ -62,7 +62,7 @@ class TimedPlan(ABC):
     repeats: int
     seed: int
     threads: int
-    clock: str = "wall"  # as of `systems.base.CLOCKS`
+    clock: str = "wall"  # or "cpu", see `dfwlayer_bench.systems.base.CLOCKS`
 
     @abstractmethod
     def groups(self) -> list[tuple[Any, ...]]:
@@ -76,7 +76,11 @@ class TimedPlan(ABC):
     def words(self) -> list[str]:
         """The plan as words of a command, but for its problems."""
         words = ["--systems", *self.systems, "--repeats", str(self.repeats)]
-        words += ["--seed", str(self.seed), "--threads", str(self.threads)]
+        return [*words, "--seed", str(self.seed), *self.timing()]
+
+    def timing(self) -> list[str]:
+        """How it is timed, as words of a command."""
+        words = ["--threads", str(self.threads)]
         return words if self.clock == "wall" else [*words, "--clock", self.clock]
 
 
@@ -156,8 +160,8 @@ def _restored(store: Store, cell: Own) -> Own:
 
 
 def run_groups(
-    groups: Sequence[Sequence[Own]],
     plan: TimedPlan,
+    groups: Sequence[Sequence[Own]],
     store: Store,
     report: Report,
     ready: Callable[[Own], Callable[[Own], Passes | None]],
@@ -180,7 +184,8 @@ def run_groups(
             unfinished = [cell for cell in group if not done(cell)]
             report(group[0].where, len(group) - len(unfinished))
             if unfinished:
-                _run_group(unfinished, store, report, ready(unfinished[0]), done, plan.clock)
+                prepare = ready(unfinished[0])
+                _run_group(unfinished, store, report, prepare, done, plan.clock)
     return [cell for group in groups for cell in group]
 
 

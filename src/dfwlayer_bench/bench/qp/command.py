@@ -98,5 +98,4 @@ def _command(plan: QpPlan, chosen: list[str]) -> str:
     words = ["dfw", "bench", "--suite", "qp", plan.folder.name, "--sizes", str(plan.largest)]
     words += ["--family", *chosen] if chosen else []
     words += ["--systems", *plan.systems, "--repeats", str(plan.repeats)]
-    words += ["--threads", str(plan.threads)]
-    return shlex.join(words)
+    return shlex.join([*words, *plan.timing()])

@@ -167,7 +167,7 @@ def write_files(
     folder: Path, cells: Sequence[QpCell], rows: Sequence[QpRow], about: dict[str, Any]
 ) -> None:
     """qp.csv (rows), qp.json (everything) and qp.md (tables)."""
-    machine = f"{machine_text(about['machine'])}; float64 on the CPU.{clock_text(about)}"
+    machine = f"{machine_text(about['machine'])}; float64 on the CPU." + clock_text(about)
     lines = [f"`{about['command']}`", "", machine]
     lines += ["", "### Systems", ""]
     lines += text.markdown_table(SUMMARY, [_summary_texts(one) for one in summaries(rows)])

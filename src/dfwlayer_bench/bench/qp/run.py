@@ -66,7 +66,7 @@ def size_or_none(path: Path) -> int | None:
 
 def run_qp(plan: QpPlan, store: Store, report: Report) -> list[QpCell]:
     """Finish every cell of the plan, saving each as it grows; returns all of them."""
-    return run_groups(_cells(plan, store), plan, store, report, lambda c: _ready(plan, c))
+    return run_groups(plan, _cells(plan, store), store, report, lambda c: _ready(plan, c))
 
 
 def saved_qp(plan: QpPlan, store: Store) -> list[QpCell]:
