@@ -136,10 +136,10 @@ class CvxpyLayer(Layer):
                 *params, solver_args=solver_args, warm_start=warm_start
             )
             return found
-        at, solution, y = self._posed(params, solver_args)
+        model, at, solution, y = self._posed(params, solver_args)
         self._judge(solution)
         dtype = params[0].dtype if params else torch.get_default_dtype()
-        outputs = self._model.variables(at, y, lambda: solution.multipliers)
+        outputs = model.variables(at, y, lambda: solution.multipliers)
         return tuple(each.to(dtype) for each in outputs)
 
     def solve(self, *params: Tensor, solver_args: dict[str, Any] | None = None) -> Solution:
@@ -151,7 +151,7 @@ class CvxpyLayer(Layer):
             raise RuntimeError(
                 "solve: expected a layer with engine 'dfwlayer', this one is solved by cvxpylayers"
             )
-        return self._posed(params, solver_args)[1]
+        return self._posed(params, solver_args)[2]
 
     def explain(self) -> str:
         """How the problem is solved."""
@@ -161,7 +161,8 @@ class CvxpyLayer(Layer):
         kind = "least squares" if model.squares else "quadratic"
         if not any(name in model.arrays.arrays for name in ("P", "K")):
             kind = "linear"
-        return f"by dfwlayer: {kind} in {model.n} coordinates over: {model.form.told}"
+        kinks = "" if model.pieces is None else f" with {model.pieces.count} kinks"
+        return f"by dfwlayer: {kind}{kinks} in {model.n} coordinates over: {model.form.told}"
 
     def extra_repr(self) -> str:
         """How the problem is solved, and the settings."""
@@ -169,15 +170,23 @@ class CvxpyLayer(Layer):
 
     def _posed(
         self, params: Sequence[Tensor], solver_args: dict[str, Any] | None
-    ) -> tuple[dict[str, Tensor], Solution, Tensor]:
-        """The arrays of the problem, its solution, and the coordinates y."""
+    ) -> tuple[Model, dict[str, Tensor], Solution, Tensor]:
+        """The model and its arrays, the solution, and the coordinates y."""
         model = self._model
         assert model is not None
         flat, batched = _flattened(params, self._shapes)
+        solve = self._with(_settings(self.solver_args | (solver_args or {})))
         at = model.arrays.at(flat, batched)
+        posed = model.on_pieces(at)
+        if posed is not None:
+            objective, constraint, back = model.form.posed(posed.objective, posed.at)
+            solution = solve(objective, constraint)
+            if _is_sound(solution) and posed.hold(solution.x):
+                return model, at, solution, back(solution.x)
+        if model.lifted is not None:
+            model = model.lifted
+            at = model.arrays.at(flat, batched)
         objective, constraint, back = model.form.posed(model.objective(at), at)
-        more = _settings(self.solver_args | (solver_args or {}))
-        solve = self._with(more)
         try:
             solution = solve(objective, constraint)
         except (
@@ -186,7 +195,7 @@ class CvxpyLayer(Layer):
             if model.form.region.parts or isinstance(constraint, Polyhedron):
                 raise
             solution = solve(objective, model.form.region.polyhedron(at))
-        return at, solution, back(solution.x)
+        return model, at, solution, back(solution.x)
 
     def _with(self, more: dict[str, Any]) -> Any:
         """The solve of the layer with other settings."""
@@ -206,9 +215,9 @@ class CvxpyLayer(Layer):
         if self.on_failure != "raise":
             self._check(solution)
             return
-        codes = set(unwrapped(solution.status).reshape(-1).tolist())
-        if not any(codes):
+        if _is_sound(solution):
             return
+        codes = set(unwrapped(solution.status).reshape(-1).tolist())
         lost = [Status(c) for c in codes if c in FAILURES and c not in INEXACT]
         if lost:
             told = "; ".join(f"{status}: {status.message}" for status in lost)
@@ -218,6 +227,11 @@ class CvxpyLayer(Layer):
             self._check(solution)
         finally:
             self.on_failure = "raise"
+
+
+def _is_sound(solution: Solution) -> bool:
+    """Whether all problems were solved."""
+    return solution._sound or not any(unwrapped(solution.status).reshape(-1).tolist())
 
 
 def _check(

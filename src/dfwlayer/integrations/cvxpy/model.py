@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dfwlayer.integrations.cvxpy.affine import ONE, Array, Arrays, Integers, Table
+from dfwlayer.integrations.cvxpy.kinks import Kinks, bent
+from dfwlayer.integrations.cvxpy.pieces import Pieces, Posed
 from dfwlayer.integrations.cvxpy.program import Program, program_of
 from dfwlayer.integrations.cvxpy.recognise import Ball, Recognised, recognise
 from dfwlayer.integrations.cvxpy.sets import Form, Part, Region, form_of
@@ -53,10 +55,20 @@ class Model:
     outputs: list[Output | Dual]
     diagonal: bool  # whether the P of what equations define is diagonal
     squares: bool  # whether f is Σ w_i z_i² of what equations define, and nothing else
+    pieces: Pieces | None = None  # where cost or rows have kinks
+    lifted: Model | None = None  # the same with further variables in the place of kinks
     _steady: dict[torch.device, tuple[Tensor | None, float]] = field(default_factory=dict)
 
+    def on_pieces(self, at: dict[str, Tensor]) -> Posed | None:
+        """f and the arrays of the set there, None where there are no kinks or this is not known."""
+        if self.pieces is None:
+            return None
+        objective = self.objective(at)
+        scale = self._steady.get(at["q"].device, (None, 1.0))[1]
+        return self.pieces.posed(at, objective, scale)
+
     def objective(self, at: dict[str, Tensor]) -> Objective:
-        """f, for arrays that have been evaluated."""
+        """f, for arrays that have been evaluated, below all kinks."""
         q = at["q"]
         if self.squares:
             root = at["Pz"].sqrt()
@@ -151,8 +163,13 @@ def model_of(
         points = {ball.point.id for ball in parts.balls}
         for kept in (set(), points, points | own):
             program = program_of(parts.objective, parts.constraints, parameters, own)
-            program.simplify(hold, parts.halves, kept)
+            program.simplify(hold, {*parts.halves, *parts.halves.values()}, kept)
+            plain = not hold and not parts.balls
+            found = bent(program, parts.halves, {v.id for v in whole.values()}) if plain else None
             model = _Maker(program, parts.balls, hold, direct).model(asked)
+            if model is not None and found is not None:
+                own = _Maker(found[0], [], hold, direct, found[1]).model(asked)
+                return model if own is None else replace(own, lifted=model)
             if model is not None:
                 return model
             if direct:
@@ -181,8 +198,16 @@ class _Selected(NamedTuple):
 class _Maker:
     """The arrays and the set of a program."""
 
-    def __init__(self, program: Program, balls: list[Ball], hold: set[int], direct: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        balls: list[Ball],
+        hold: set[int],
+        direct: bool,
+        kinks: Kinks | None = None,
+    ) -> None:
         self.program, self.balls, self.hold, self.direct = program, balls, hold, direct
+        self.kinks = kinks
         self.arrays: dict[str, Array] = {}
         # where the multipliers of a constraint are, and what they are to be multiplied with
         self.sides: dict[int, tuple[str, Integers, Any]] = {}
@@ -205,6 +230,15 @@ class _Maker:
         form = form_of(region) if self.n else None
         if form is None:  # or nothing is left to be looked for
             return None
+        pieces = None
+        if self.kinks is not None:
+            own = self.kinks.arrays(self.number, self.n)
+            self.arrays |= own
+            present = np.zeros(own["kink.place"].shape, np.bool_)
+            present[self.number[self.kinks.columns], self.kinks.slots] = True
+            pieces = Pieces(region, present)
+            every = np.arange(self.n)
+            form = replace(form_of(replace(region, lower=every, upper=every)), told=form.told)
         diagonal, squares = self._objective()
         if squares and (form.turned is not None or not (self.n > LARGE)):
             squares = False
@@ -217,7 +251,7 @@ class _Maker:
                 order = _by_rows(shape)
                 outputs.append(Dual(shape, side, *(torch.from_numpy(v[order]) for v in flat)))
         arrays = Arrays(self.program.terms, self.arrays)
-        return Model(self.n, arrays, form, outputs, diagonal, squares)
+        return Model(self.n, arrays, form, outputs, diagonal, squares, pieces)
 
     def _solved(self, places: Integers) -> tuple[Table, Table]:
         """K and k of x = K y + k for some columns; rows count these."""
@@ -309,10 +343,11 @@ class _Maker:
         order = np.argsort(offsets.row, kind="stable")
         offsets = offsets.where(order)
         taken: list[int] = []
+        skipped = 0 if self.kinks is None else self.kinks.rows  # those with kinks are no bounds
         for block in sorted(program.inequality_blocks, key=lambda b: b.key not in self.hold):
             single = [
                 row
-                for row in block.places.tolist()
+                for row in block.places.tolist()[skipped:]
                 if count.get(row) == 1 and inside.term[first[row]] == ONE
             ]
             at = np.array([first[row] for row in single], np.int64)

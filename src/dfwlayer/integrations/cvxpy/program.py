@@ -19,7 +19,7 @@ from cvxpy.utilities import scopes
 from dfwlayer.integrations.cvxpy.affine import ONE, Integers, Table, Terms
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 
-__all__ = ["Block", "Program", "program_of"]
+__all__ = ["Block", "Program", "matching", "program_of"]
 
 PRODUCTS = 20_000  # most products of parameters that taking out one variable may make
 GROWTH = 1e3  # largest coefficient of an equation against that of the variable it is solved for
@@ -162,12 +162,8 @@ class Program:
         at = np.flatnonzero(
             (table.column >= variable.first) & (table.column < variable.first + variable.size)
         )
-        order = np.argsort(says.row, kind="stable")
-        ordered = says.row[order]
-        first = np.searchsorted(ordered, table.column[at], "left")
-        count = np.searchsorted(ordered, table.column[at], "right") - first
-        starts = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
-        return np.repeat(at, count), order[np.arange(count.sum()) + starts]
+        i, j = matching(table.column[at], says)
+        return at[i], j
 
     def _substituted(
         self, table: Table, variable: Block, says: Table, i: Integers, j: Integers
@@ -182,6 +178,16 @@ class Program:
             table.value[i] * says.value[j],
         )
         return Table.joined((table.where(~inside), new))
+
+
+def matching(columns: Integers, says: Table) -> tuple[Integers, Integers]:
+    """The pairs of a place in ``columns`` and an entry of ``says`` whose row is that column."""
+    order = np.argsort(says.row, kind="stable")
+    ordered = says.row[order]
+    first = np.searchsorted(ordered, columns, "left")
+    count = np.searchsorted(ordered, columns, "right") - first
+    starts = np.repeat(first - np.concatenate(([0], np.cumsum(count)))[:-1], count)
+    return np.repeat(np.arange(len(columns)), count), order[np.arange(count.sum()) + starts]
 
 
 def program_of(

@@ -65,7 +65,7 @@ class Recognised:
     constraints: list[cp.Constraint] = field(default_factory=list)
     balls: list[Ball] = field(default_factory=list)
     replaced: dict[int, cp.Variable] = field(default_factory=dict)  # by plain ones, by their ids
-    halves: set[int] = field(default_factory=set)  # the ids of E⁺ and E⁻
+    halves: dict[int, int] = field(default_factory=dict)  # the ids of E⁺, and of its E⁻
 
     def add(self, kind: str, p: float, point: Any, radius: Any, **more: Any) -> None:
         """A ball, with the equations of what it is made of."""
@@ -144,7 +144,7 @@ def _halved(found: Recognised) -> Recognised:
     rows: list[cp.Constraint] = []
     goal = cp.Minimize(changed(found.objective.args[0]))
     constraints = [c if isinstance(c, Equality | Zero) else changed(c) for c in found.constraints]
-    names = {part.id for pair in halves.values() for part in pair}
+    names = {above.id: below.id for above, below in halves.values()}
     return Recognised(goal, constraints + rows, found.balls, found.replaced, names)
 
 

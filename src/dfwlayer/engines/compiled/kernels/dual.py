@@ -32,7 +32,19 @@ from dfwlayer.engines.compiled.kernels.dense import (
 )
 from dfwlayer.engines.compiled.kernels.rows import levels
 
-__all__ = ["Held", "climb", "combined", "hold", "join", "prepared", "refine"]
+__all__ = [
+    "DEPENDENT",
+    "Held",
+    "append",
+    "beside",
+    "climb",
+    "combined",
+    "drop",
+    "hold",
+    "join",
+    "prepared",
+    "refine",
+]
 
 NOWHERE: Any = np.int64(-1)  # a plain −1 is a type of its own, for which all is compiled again
 DEPENDENT = 1e-10  # what is left of a unit normal beside those of others, if it depends on them
@@ -69,7 +81,7 @@ def _negated(x, count):
 
 
 @kernel
-def _beside(held, count):
+def beside(held, count):
     """What is left of ``normal`` beside the rows that are held: in ``rest``, and its square.
 
     The coefficients in Q are in ``along``.
@@ -93,7 +105,7 @@ def _beside(held, count):
 
 
 @kernel
-def _append(held, count, square, place, side, force):
+def append(held, count, square, place, side, force):
     """Hold one more row, whose parts are in ``along`` and ``rest``."""
     n = len(held.normal)
     length = np.sqrt(square)
@@ -117,10 +129,10 @@ def join(columns, place, side, held, count):
     if count == len(held.normal):
         return False
     _take_normal(columns, place, side, held)
-    square = _beside(held, count)
+    square = beside(held, count)
     if not square > DEPENDENT * DEPENDENT:
         return False
-    _append(held, count, square, place, side, 0.0)
+    append(held, count, square, place, side, 0.0)
     return True
 
 
@@ -133,7 +145,7 @@ def combined(columns, place, held, count):
 
 
 @kernel
-def _drop(held, count, at, state):
+def drop(held, count, at, state):
     """Hold the row in that place no longer."""
     n = len(held.normal)
     state[held.places[at]] = 0
@@ -188,7 +200,7 @@ def hold(least, most, held, count, firm, start, y, state):
             for i in range(count):
                 held.forces[i] = held.along[i]
             return count
-        _drop(held, count, at, state)
+        drop(held, count, at, state)
         count -= 1
 
 
@@ -227,7 +239,7 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, size,
         force = 0.0
         while taken < limit:
             taken += 1
-            square = _beside(held, count) if count < n else 0.0
+            square = beside(held, count) if count < n else 0.0
             if count == n:
                 times(held.Q, held.normal, held.along)
             way = held.steps
@@ -251,10 +263,10 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, size,
                 add(y, -step, held.rest, n)
                 excess -= step * square
             if whole <= part:
-                _append(held, count, square, place, side, force)
+                append(held, count, square, place, side, force)
                 state[place] = 1
                 count += 1
                 break
-            _drop(held, count, at, state)
+            drop(held, count, at, state)
             count -= 1
     return count, -outcome.LOST

@@ -1,0 +1,512 @@
+"""Which pieces of kinked costs and rows hold the solution of a quadratic problem, compiled.
+
+The problem is to minimise ½ xᵀPx + qᵀx + Σ_ik c_ik (x_i − o_ik)₊ over l ≤ x ≤ u, E x = e and
+G x + Σ_ik J_·ik (x_i − o_ik)₊ ≤ h, with c, J ≥ 0 and o_i1 ≤ o_i2 ≤ …. A coordinate that stays at a
+kink is held there by a force between 0 and c_ik + ⟨λ, J_·ik⟩, where λ are the prices of the rows.
+
+That is one more event in the dual active-set method of `dual`: a force that has grown to its limit
+lets x_i pass. Cost and rows then have another slope in x_i, which takes the place of the force, so
+that the point stays where it is and f goes on rising. The pieces are what is returned, with the
+prices: on them the problem is one over rows and bounds, which others solve to all digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dfwlayer.engines.compiled.kernels import outcome
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, ROUNDING
+from dfwlayer.engines.compiled.kernels.dense import (
+    STAMP,
+    add,
+    backward,
+    copy,
+    dot,
+    entry,
+    factor,
+    fill,
+    forward,
+    kernel,
+    product,
+    summing,
+    times,
+)
+from dfwlayer.engines.compiled.kernels.dual import DEPENDENT, append, beside, drop, prepared
+from dfwlayer.engines.compiled.kernels.numbers import own
+
+__all__ = ["judge", "search"]
+
+NOTHING: Any = np.int64(0)  # a plain 0 is a type of its own, for which all is compiled again
+NOWHERE: Any = np.int64(-1)
+# what ends a step: the row on its way is met, a force is gone, or one has grown to its limit, of a
+# coordinate that is held or of the one on its way
+MET, GONE, GROWN, PASSED = 0, 1, 2, 3
+
+
+class Given(NamedTuple):
+    """One problem."""
+
+    q: np.ndarray  # (n,)
+    E: np.ndarray  # (k, n)
+    e: np.ndarray  # (k,)
+    G: np.ndarray  # (m, n)
+    h: np.ndarray  # (m,)
+    lower: np.ndarray  # (n,)
+    upper: np.ndarray  # (n,)
+    places: np.ndarray  # o (n, K)
+    costs: np.ndarray  # c (n, K)
+    jumps: np.ndarray  # J (r, n, K), of the first r inequalities
+
+
+class Rows(NamedTuple):
+    """Equations, inequalities and coordinates, as rows on the pieces that x is on."""
+
+    passed: np.ndarray  # (n,), the kinks below x_i
+    normals: np.ndarray  # L⁻¹n_j as unit vectors (·, n)
+    lengths: np.ndarray  # (·,), |L⁻¹n_j|
+    least: np.ndarray  # (·,), their sides
+    most: np.ndarray
+    state: np.ndarray  # (·,), 1 for those that are held
+    sides: np.ndarray  # the right-hand sides of inequalities (m,)
+    ends: np.ndarray  # the kinks at both ends of a piece (n, 2), −1 where there is none
+    bent: np.ndarray  # the inequalities with kinks, first
+    prices: np.ndarray  # λ (m,)
+    rates: np.ndarray  # how λ changes with the step (m,)
+
+
+@summing
+def _inverse(L, normals, first, n):
+    """The rows L⁻¹e_i from some place on; an empty L is the identity."""
+    for i in range(n):
+        row = normals[first + i]
+        fill(0.0, row)
+        row[i] = 1.0
+        if len(L) == 0:
+            continue
+        row[i] = 1 / L[i, i]
+        for j in range(i + 1, n):
+            total = 0.0
+            for k in range(i, j):
+                total += L[j, k] * row[k]
+            row[j] = -total / L[j, j]
+
+
+@kernel
+def _scale(rows, c):
+    """Make a normal a unit vector, whose length is noted; False for one of zeros."""
+    row = rows.normals[c]
+    size = np.sqrt(dot(row, row, len(row)))
+    rows.lengths[c] = size
+    if not 0 < size < LARGEST:
+        return False
+    for i in range(len(row)):
+        row[i] /= size
+    return True
+
+
+@kernel
+def _bound(given, rows, base, i):
+    """Note the sides of the piece that x_i is on; False if there is no point between them."""
+    t, last, c = rows.passed[i], given.places.shape[1], base + i
+    low, high = given.lower[i], given.upper[i]
+    rows.ends[i, 0] = rows.ends[i, 1] = NOWHERE
+    if t > 0 and given.places[i, t - 1] > low:
+        low, rows.ends[i, 0] = given.places[i, t - 1], t - 1
+    if t < last and given.places[i, t] < high:
+        high, rows.ends[i, 1] = given.places[i, t], t
+    rows.least[c], rows.most[c] = low / rows.lengths[c], high / rows.lengths[c]
+    return low <= high
+
+
+@kernel
+def _bent_rows(given, bent):
+    """List the rows with kinks; how many there are, −1 if a cost or a row is not convex."""
+    m, n, last = given.jumps.shape
+    count = NOTHING
+    for i in range(n):
+        for j in range(last):
+            if not given.costs[i, j] >= 0:
+                return NOWHERE
+    for r in range(m):
+        rises = False
+        for i in range(n):
+            for j in range(last):
+                if not given.jumps[r, i, j] >= 0:
+                    return NOWHERE
+                rises = rises or given.jumps[r, i, j] > 0
+        if rises:
+            bent[count] = r
+            count += 1
+    return count
+
+
+@kernel
+def _begin(given, L, rows, y):
+    """The minimiser y on the pieces of the one for the mean slopes, without rows, and all rows.
+
+    False where these are not for this code.
+    """
+    n, last = given.costs.shape
+    k, m = len(given.E), len(given.G)
+    for i in range(n):
+        y[i] = -given.q[i]
+        for j in range(last):
+            y[i] -= 0.5 * given.costs[i, j]
+    if len(L) > 0:
+        forward(L, y, n)
+        backward(L, y, n)
+    for i in range(n):
+        t = 0
+        while t < last and given.places[i, t] < y[i]:
+            t += 1
+        rows.passed[i] = t
+        y[i] = -given.q[i]
+        for j in range(t):
+            y[i] -= given.costs[i, j]
+    if len(L) > 0:
+        forward(L, y, n)
+    for c in range(k + m):
+        copy(given.E[c] if c < k else given.G[c - k], rows.normals[c])
+    for r in range(m):
+        rows.sides[r] = given.h[r]
+        for i in range(n if r < len(given.jumps) else 0):
+            for j in range(rows.passed[i]):
+                if given.jumps[r, i, j] > 0:
+                    rows.normals[k + r, i] += given.jumps[r, i, j]
+                    rows.sides[r] += given.jumps[r, i, j] * given.places[i, j]
+    fit = True
+    for c in range(k + m):
+        if len(L) > 0:
+            forward(L, rows.normals[c], n)
+        fit = fit and _scale(rows, c)
+        rows.state[c] = NOTHING
+        side = given.e[c] if c < k else rows.sides[c - k]
+        rows.least[c] = side / rows.lengths[c] if c < k else -np.inf
+        rows.most[c] = side / rows.lengths[c]
+    for i in range(n):
+        rows.state[k + m + i] = NOTHING
+        fit = fit and _bound(given, rows, k + m, i)
+    return fit
+
+
+@kernel
+def _take(rows, c, side, held):
+    for i in range(len(held.normal)):
+        held.normal[i] = side * rows.normals[c, i]
+
+
+@kernel
+def _join(rows, c, held, count, force):
+    """Hold a row that is met; False if it depends on those that are held."""
+    if count == len(held.normal):
+        return False
+    _take(rows, c, 1.0, held)
+    square = beside(held, count)
+    if not square > DEPENDENT * DEPENDENT:
+        return False
+    append(held, count, square, c, 1.0, force)
+    rows.state[c] = 1
+    return True
+
+
+@kernel
+def _equations(rows, k, held, y):
+    """Hold the equations, and move y onto them; False if they depend on each other."""
+    for c in range(k):
+        if not _join(rows, c, held, c + NOTHING, 0.0):
+            return False
+        held.forces[c] = rows.most[c]
+    forward(held.T, held.forces, k)
+    times(held.Q, y, held.steps[:k])
+    for c in range(k):
+        held.forces[c] = held.steps[c] - held.forces[c]
+        add(y, -held.forces[c], held.Q[c], len(y))
+    backward(held.T, held.forces, k)
+    return True
+
+
+@kernel
+def _worst(rows, level, noise):
+    """The row that is violated by most, −1 if none is, its side, and by how much."""
+    worst, place, side = 0.0, NOWHERE, 1.0
+    for c in range(len(level)):
+        over, under = level[c] - rows.most[c], rows.least[c] - level[c]
+        excess = over if over > under else under
+        if excess > worst and rows.state[c] == 0:
+            limit = rows.most[c] if over > under else rows.least[c]
+            if excess > noise + ROUNDING * DOUBLE * abs(limit):
+                worst, place, side = excess, c + NOTHING, 1.0 if over > under else -1.0
+    return place, side, worst
+
+
+@kernel
+def _place_of(held, count, c):
+    for i in range(count):
+        if held.places[i] == c:
+            return i + NOTHING
+    return NOWHERE
+
+
+@kernel
+def _price(rows, bends, k, held, count, way, new, force):
+    """λ of the rows with kinks, and how it changes with the step."""
+    for j in range(bends):
+        r = rows.bent[j]
+        rows.prices[r] = rows.rates[r] = 0.0
+        size, at = rows.lengths[k + r], _place_of(held, count, k + r)
+        if at >= 0:
+            rows.prices[r], rows.rates[r] = held.forces[at] / size, -way[at] / size
+        elif new == k + r:
+            rows.prices[r], rows.rates[r] = force / size, 1 / size
+
+
+@kernel
+def _until_limit(given, rows, bends, base, c, side, force, speed):
+    """How far a force may go until it has grown to the limit of its kink; infinite without one."""
+    t = rows.ends[c - base, 1 if side > 0 else 0] if c >= base else NOWHERE
+    if t < 0:
+        return np.inf
+    limit, rate = given.costs[c - base, t], 0.0
+    for j in range(bends):
+        r = rows.bent[j]
+        jump = given.jumps[r, c - base, t]
+        limit += rows.prices[r] * jump
+        rate += rows.rates[r] * jump
+    nearing = speed - rows.lengths[c] * rate
+    if not nearing > ROUNDING * DOUBLE:
+        return np.inf
+    return max(rows.lengths[c] * limit - force, 0.0) / nearing
+
+
+@kernel
+def _step(given, rows, bends, k, base, held, count, way, new, side, force, whole):
+    """How far the force on its way grows, what ends that, and in which place."""
+    step, event, at = whole, MET, NOWHERE
+    for i in range(k, count):
+        if way[i] > ROUNDING * DOUBLE and held.forces[i] < step * way[i]:
+            step, event, at = max(held.forces[i], 0.0) / way[i], GONE, i + NOTHING
+        part = _until_limit(
+            given, rows, bends, base, held.places[i], held.sides[i], held.forces[i], -way[i]
+        )
+        if part < step:
+            step, event, at = part, GROWN, i + NOTHING
+    part = _until_limit(given, rows, bends, base, new, side, force, 1.0)
+    if part < step:
+        step, event, at = part, PASSED, NOWHERE
+    return step, event, at
+
+
+@kernel
+def _turned(given, rows, r, k, c, i, t, change):
+    """Give a row its slope beyond a kink, in the same units; False if it is zero there."""
+    place = k + r
+    before, size = rows.lengths[place], rows.lengths[c]
+    row, other = rows.normals[place], rows.normals[c]
+    for a in range(len(row)):
+        row[a] = before * row[a] + change * size * other[a]
+    sound = _scale(rows, place)
+    rows.sides[r] += change * given.places[i, t]
+    rows.most[place] = rows.sides[r] / rows.lengths[place]
+    return sound
+
+
+@kernel
+def _rise(prices, jumps, i, k):
+    """Σ_r λ_r J_rik."""
+    total = 0.0
+    for r in range(len(jumps)):
+        total += prices[r] * jumps[r, i, k]
+    return total
+
+
+@kernel
+def _climb(given, L, rows, bends, held, count, y, level, most):
+    """Let rows join until none is violated; how many are held, the steps, and what became of it."""
+    n, k, base = len(y), len(given.E), len(given.E) + len(given.G)
+    taken = NOTHING
+    while taken < most:
+        times(rows.normals, y, level)
+        size = np.sqrt(dot(y, y, n))
+        new, side, excess = _worst(rows, level, ROUNDING * DOUBLE * size)
+        if new < 0:
+            return count, taken, outcome.SOLVED if size < LARGEST else outcome.UNFIT
+        _take(rows, new, side, held)
+        force = 0.0
+        while new >= 0:
+            if taken == most:
+                return count, taken, outcome.LOST
+            taken += 1
+            square = beside(held, count) if count < n else 0.0
+            if count == n:
+                times(held.Q, held.normal, held.along)
+            way = held.steps
+            for i in range(count):
+                way[i] = held.along[i]
+            backward(held.T, way, count)
+            _price(rows, bends, k, held, count, way, new, force)
+            apart = square > DEPENDENT * DEPENDENT
+            whole = excess / square if apart else np.inf
+            step, event, at = _step(
+                given, rows, bends, k, base, held, count, way, new, side, force, whole
+            )
+            if step == np.inf:
+                return count, taken, outcome.LOST
+            for i in range(count):
+                held.forces[i] -= step * way[i]
+            force += step
+            if apart:
+                add(y, -step, held.rest, n)
+                excess -= step * square
+            if event == MET:
+                append(held, count, square, new, side, force)
+                rows.state[new] = 1
+                count += 1
+                break
+            if event == GONE:
+                drop(held, count, at, rows.state)
+                count -= 1
+                continue
+            # a kink is passed
+            c, up, beyond = new, side > 0, excess * rows.lengths[new]
+            if event == GROWN:
+                c, up, beyond = held.places[at], held.sides[at] > 0, 0.0
+                drop(held, count, at, rows.state)
+                count -= 1
+            i = c - base
+            t = rows.ends[i, 1 if up else 0]
+            rows.passed[i] += 1 if up else -1
+            _bound(given, rows, base, i)
+            after = new if event == GROWN else NOWHERE
+            for j in range(bends):
+                r = rows.bent[j]
+                change = given.jumps[r, i, t] if up else -given.jumps[r, i, t]
+                if change == 0:
+                    continue
+                place, before = k + r, rows.lengths[k + r]
+                at = _place_of(held, count, place)
+                price = 0.0 if at < 0 else held.forces[at] / before
+                if not _turned(given, rows, r, k, c, i, t, change):
+                    return count, taken, outcome.LOST
+                if place == new:
+                    force *= rows.lengths[place] / before
+                    excess *= before / rows.lengths[place]
+                if at < 0:
+                    continue
+                drop(held, count, at, rows.state)
+                count -= 1
+                if event == GROWN:  # x_i is at the kink, so the row is met as before
+                    if not _join(rows, place, held, count, price * rows.lengths[place]):
+                        return count, taken, outcome.LOST
+                    count += 1
+                elif after >= 0:
+                    return count, taken, outcome.LOST
+                else:  # x_i is beyond the kink, so the row is violated, and on its way now
+                    after, side = place, 1.0
+                    force = price * rows.lengths[place]
+                    excess = abs(change) * beyond / rows.lengths[place]
+            new = after
+            if new >= 0:
+                _take(rows, new, side, held)
+    return count, taken, outcome.LOST
+
+
+def _on_disk(stamp):
+    """What is called from Python, kept on disk until a stamp changes."""
+
+    @entry
+    def search(
+        first, end, P, q, E, e, G, h, lowers, uppers, places, costs, jumps, most,
+        pieces, prices, codes,
+    ):  # fmt: skip
+        """Find the pieces (B, n) of problems first … end − 1, and the prices (B, k + m) of rows.
+
+        Places and costs are (·, n, K) and jumps (·, r, n, K), of the first r inequalities, in the
+        order of their places, which are infinite where there is no kink. A piece is told by the
+        number of kinks below it.
+        """
+        _ = stamp
+        n, k, m = pieces.shape[1], E.shape[1], G.shape[1]
+        width = k + m + n
+        dense = P.shape[1] > 0
+        L = np.empty((n, n)) if dense else np.empty((0, 0))
+        held, y, level = prepared(n), np.empty(n), np.empty(width)
+        normals, lengths, least, highest = (
+            np.empty((width, n)), np.empty(width), np.empty(width), np.empty(width),
+        )  # fmt: skip
+        state, ends, bent = np.empty(width, np.int64), np.empty((n, 2), np.int64), np.empty(m, np.int64)
+        sides, worth, rates = np.empty(m), np.empty(m), np.empty(m)
+        sound = False
+        for b in range(first, end):
+            codes[0, b], codes[1, b] = outcome.UNFIT, 0
+            given = Given(
+                q[own(b, q)], E[own(b, E)], e[own(b, e)], G[own(b, G)], h[own(b, h)],
+                lowers[own(b, lowers)], uppers[own(b, uppers)],
+                places[own(b, places)], costs[own(b, costs)], jumps[own(b, jumps)],
+            )  # fmt: skip
+            rows = Rows(
+                pieces[b], normals, lengths, least, highest, state, sides, ends, bent, worth, rates
+            )
+            if b == first or len(P) > 1:
+                sound = True
+                if dense:
+                    for i in range(n):
+                        copy(P[own(b, P), i], L[i])
+                    sound = factor(L, n)
+                if sound:
+                    _inverse(L, normals, k + m, n)
+                    for c in range(k + m, width):
+                        sound = sound and _scale(rows, c)
+            bends = _bent_rows(given, bent) if sound else NOWHERE
+            if bends < 0 or not _begin(given, L, rows, y) or not _equations(rows, k, held, y):
+                continue
+            count, taken, code = _climb(
+                given, L, rows, bends, held, k + NOTHING, y, level, most
+            )
+            codes[0, b], codes[1, b] = code, taken
+            fill(0.0, prices[b])
+            for i in range(count):
+                c = held.places[i]
+                if c < k + m:
+                    prices[b, c] = held.forces[i] / lengths[c]
+
+    @entry
+    def judge(
+        first, end, P, q, E, G, lowers, uppers, places, costs, jumps, pieces, prices, x, within, wrong,
+    ):  # fmt: skip
+        """Whether a force that holds x (B, n) at a kink is more than the slopes jump by: ``wrong``.
+
+        By how much it may be is told in units of the largest slope.
+        """
+        _ = stamp
+        n, k, last = x.shape[1], E.shape[1], places.shape[2]
+        g = np.empty(n)
+        for b in range(first, end):
+            place, cost, jump = places[own(b, places)], costs[own(b, costs)], jumps[own(b, jumps)]
+            low, high = lowers[own(b, lowers)], uppers[own(b, uppers)]
+            product(P[own(b, P)], x[b], g)
+            add(g, 1.0, q[own(b, q)], n)
+            for r in range(k):
+                add(g, prices[b, r], E[own(b, E), r], n)
+            for r in range(G.shape[1]):
+                add(g, prices[b, k + r], G[own(b, G), r], n)
+            most = 0.0
+            for i in range(n):
+                for j in range(pieces[b, i]):
+                    g[i] += cost[i, j] + _rise(prices[b, k:], jump, i, j)
+                most = max(most, abs(g[i]))
+            wrong[b] = not most < LARGEST
+            for i in range(n):
+                t = pieces[b, i]
+                if t > 0 and low[i] < place[i, t - 1] >= x[b, i]:
+                    limit = cost[i, t - 1] + _rise(prices[b, k:], jump, i, t - 1)
+                    wrong[b] = wrong[b] or not g[i] <= limit + within * most
+                if t < last and high[i] > place[i, t] <= x[b, i]:
+                    limit = cost[i, t] + _rise(prices[b, k:], jump, i, t)
+                    wrong[b] = wrong[b] or not -g[i] <= limit + within * most
+
+    return search, judge
+
+
+search, judge = _on_disk(STAMP)

@@ -1,0 +1,187 @@
+"""Problems with kinks, on the pieces that hold their solution.
+
+Between its kinks a problem is one over rows and bounds. Compiled code finds the pieces
+(`dfwlayer.engines.compiled.pieces`). The problem on them is solved and differentiated like any
+other one, and its solution is that of the whole problem if no force at a kink is more than what
+the slopes jump by there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dfwlayer.engines import compiled
+from dfwlayer.integrations.cvxpy.sets import Region, Values
+from dfwlayer.objectives import Quadratic
+from dfwlayer.objectives.base import Objective
+
+__all__ = ["Pieces", "Posed"]
+
+Numbers = NDArray[Any]
+
+
+class Posed(NamedTuple):
+    """A problem on some pieces."""
+
+    objective: Objective
+    at: Values  # with its rows there, and bounds on all coordinates
+    hold: Callable[[Tensor], bool]  # whether the solution there is that of the whole problem
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a problem with kinks (z_i − o_ik)₊ is posed; arrays as `Kinks.arrays` makes them."""
+
+    region: Region  # without the kinks
+    present: NDArray[np.bool_]  # which of the kinks (n, K) there are
+
+    @property
+    def count(self) -> int:
+        return int(self.present.sum())
+
+    def posed(self, at: Values, objective: Objective, scale: float) -> Posed | None:
+        """On the pieces that hold the solution, None where these are not found.
+
+        The objective is that of the slopes below all kinks, divided by ``scale``.
+        """
+        engine = _engine()
+        if engine is None or not isinstance(objective, Quadratic) or not _plain(at):
+            return None
+        n, depth = self.present.shape
+        place, cost, jump = at["kink.place"], at["kink.cost"], at.get("kink.jump")
+        cost = cost if scale == 1 else cost / scale
+        lower, upper = self.region.bounds(at)
+        P, q, G, h = objective.P, objective.q, at.get("G"), at.get("h")
+        places = np.where(self.present, _array(place, (n, depth)), np.inf)
+        costs, jumps = _array(cost, (n, depth)), _array(jump, (0, n, depth))
+        order = np.zeros((1, n, 1), np.int64)
+        if depth > 1:
+            order = np.argsort(places, -1, kind="stable")
+            places, costs, jumps = (
+                _taken(part, order) for part in (places, costs, jumps)
+            )
+        given = engine.Bent(
+            _array(P, (0, 0)),
+            _array(q, (n,)),
+            _array(at.get("A"), (0, n)),
+            _array(at.get("b"), (0,)),
+            _array(G, (0, n)),
+            _array(h, (0,)),
+            np.full((1, n), -np.inf) if lower is None else _array(lower, (n,)),
+            np.full((1, n), np.inf) if upper is None else _array(upper, (n,)),
+            places,
+            costs,
+            jumps,
+        )
+        found = engine.located(given)
+        if found is None:
+            return None
+        below = found.below
+        ranks = order if depth == 1 else np.argsort(order, -1)
+        mask = (ranks < below[..., None]).astype(np.float64)
+        batch = [P, q, G, h, at.get("A"), at.get("b"), lower, upper, place, cost, jump]
+        own = [2, 1, 2, 1, 2, 1, 1, 1, 2, 2, 3]
+        single = all(t is None or t.dim() == rank for t, rank in zip(batch, own, strict=True))
+        passed = torch.from_numpy(mask[0] if single else mask)
+        slopes = cost * passed
+        now = dict(at)
+        now["lower"], now["upper"] = self._ends(place, lower, upper, order, below, single)
+        if jump is not None:
+            assert G is not None and h is not None
+            now["G"], now["h"] = _turned(G, h, jump, place, passed)
+        shifted = Quadratic(P, q + (slopes[..., 0] if depth == 1 else slopes.sum(-1)))
+        return Posed(shifted, now, lambda x: found.hold(x.detach().numpy().reshape(-1, n)))
+
+    def _ends(
+        self,
+        place: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        order: Numbers,
+        below: Numbers,
+        single: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The ends of the pieces."""
+        depth, found = self.present.shape[1], []
+        if not self.present.all():
+            place = torch.where(torch.from_numpy(self.present), place, math.inf)
+        for own, number, none in (
+            (lower, below - 1, -math.inf),
+            (upper, below, math.inf),
+        ):
+            there = (number >= 0) & (number < depth)
+            mask = torch.from_numpy(there[0] if single else there)
+            end = place[..., 0]
+            if depth > 1:
+                which = np.take_along_axis(
+                    np.broadcast_to(order, (len(below), *order.shape[1:])),
+                    number.clip(0, depth - 1)[..., None],
+                    -1,
+                )
+                spread = place.expand(*mask.shape, depth)
+                index = torch.from_numpy(which[0] if single else which)
+                end = spread.gather(-1, index)[..., 0]
+            end = torch.where(mask, end, none)
+            if own is not None:
+                inside = end > own if none < 0 else end < own
+                end = torch.where(inside, end, own)
+            found.append(end)
+        return found[0], found[1]
+
+
+def _turned(
+    G: Tensor, h: Tensor, jump: Tensor, place: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows and their sides beyond the kinks that were passed; the first of them have kinks."""
+    rises = jump * passed.unsqueeze(-3)
+    steeper, further = rises.sum(-1), (rises * place.unsqueeze(-3)).sum((-2, -1))
+    count, rows = jump.shape[-3], G.shape[-2]
+    if count == rows:
+        return G + steeper, h + further
+    lead = steeper.shape[:-2]
+    flat = G[..., count:, :].expand(*lead, -1, -1), h[..., count:].expand(*lead, -1)
+    return (
+        torch.cat((G[..., :count, :] + steeper, flat[0]), -2),
+        torch.cat((h[..., :count] + further, flat[1]), -1),
+    )
+
+
+def _array(value: Tensor | None, shape: tuple[int, ...]) -> Numbers:
+    """As numbers with one dimension more than one problem's, of that shape where there are none."""
+    if value is None:
+        return np.empty((1, *shape))
+    found: Numbers = value.detach().numpy()
+    return found[None] if found.ndim == len(shape) else found
+
+
+def _taken(values: Numbers, order: Numbers) -> Numbers:
+    """The last dimension in an order (·, n, K)."""
+    order = order.reshape(len(order), *[1] * (values.ndim - 3), *order.shape[1:])
+    lead = np.broadcast_shapes(values.shape[:-1], order.shape[:-1])
+    both = (np.broadcast_to(part, (*lead, part.shape[-1])) for part in (values, order))
+    return np.take_along_axis(*both, -1)
+
+
+def _plain(at: Values) -> bool:
+    """Whether the arrays have values that may be looked at, on the CPU."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(value.is_cpu for value in at.values())
+
+
+@cache
+def _engine() -> Any:
+    """The compiled code, None where there is none."""
+    if not compiled.available():
+        return None
+    return import_module("dfwlayer.engines.compiled.pieces")
