@@ -77,7 +77,7 @@ def carrying(
         return None
     among: list[bool] = []
     inputs: list[Tensor] = []
-    known: list[int] = []  # in one loop, without the functions that lists in brackets are
+    known: list[int] = []  # three lists by one loop, as each in brackets is a call of its own
     for tensor in layout.tensors:
         if tensor is not None and tensor.requires_grad:
             among.append(True)
@@ -93,9 +93,7 @@ def carrying(
         given = tensors_in((arguments.objective, arguments.constraint))
         versions = versions_of(given)
     # those from which the layout's were derived; the same one may stand in several places
-    for tensor in given:
-        if tensor.requires_grad and id(tensor) not in known:
-            inputs.append(_unwrapped(tensor))
+    inputs += [_unwrapped(t) for t in given if t.requires_grad and id(t) not in known]
     solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
     found_so: tuple[Tensor, Tensor] = _Solution.apply(solved, *inputs)  # type: ignore[attr-defined]
     return found_so
