@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Event
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 import dfwlayer as dfw
 from compiled_cases import F64, N
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled import threads
 from dfwlayer.engines.compiled.kernels import (
     ball,
     exchange,
@@ -104,3 +106,21 @@ def test_warm_up_leaves_nothing_to_compile():
     ways += (ball.search, ball.adjoint, power.search, power.adjoint, linear.search, linear.adjoint)
     ways += (outside.begin, outside.assess, outside.certify)
     assert [len(way.signatures) for way in ways] == [1] * len(ways)
+
+
+def test_what_no_thread_has_begun_is_done_by_the_caller(monkeypatch):
+    """Threads may have to wait for a core, or for what others have given them to do."""
+    done, busy = [], Event()
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(threads, "_pool", lambda: pool)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        held = pool.submit(busy.wait, 20)
+        threads.spread(lambda *part: done.append(part), 9, threads.WORTH, "given")
+        assert not held.done()
+    finally:
+        torch.set_num_threads(before)
+        busy.set()
+        pool.shutdown()
+    assert sorted(done) == [(0, 3, "given"), (3, 6, "given"), (6, 9, "given")]

@@ -75,23 +75,27 @@ def carrying(
     """The solution and its value with their gradients, None if nothing asks for one."""
     if not torch.is_grad_enabled():
         return None
-    tensors = layout.tensors
-    among = [tensor is not None and tensor.requires_grad for tensor in tensors]
-    if True not in among:
+    among: list[bool] = []
+    inputs: list[Tensor] = []
+    known: list[int] = []  # three lists by one loop, as each in brackets is a call of its own
+    for tensor in layout.tensors:
+        if tensor is not None and tensor.requires_grad:
+            among.append(True)
+            inputs.append(_unwrapped(tensor))
+            known.append(id(tensor))
+        else:
+            among.append(False)
+    if not inputs:
         return None
-    inputs: list[Any] = list(compress(tensors, among))
     if signature is not None:
         given, versions = signature.tensors, signature.versions
     else:
         given = tensors_in((arguments.objective, arguments.constraint))
         versions = versions_of(given)
-    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
     # those from which the layout's were derived; the same one may stand in several places
-    known = [id(tensor) for tensor in inputs]
-    inputs += [t for t in given if t.requires_grad and id(t) not in known]
-    found_so: tuple[Tensor, Tensor] = _Solution.apply(  # type: ignore[attr-defined]
-        solved, *map(_unwrapped, inputs)
-    )
+    inputs += [_unwrapped(t) for t in given if t.requires_grad and id(t) not in known]
+    solved = _Solved(layout, found, [value], arguments, settings, among, given, versions)
+    found_so: tuple[Tensor, Tensor] = _Solution.apply(solved, *inputs)  # type: ignore[attr-defined]
     return found_so
 
 

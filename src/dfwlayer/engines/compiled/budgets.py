@@ -66,13 +66,17 @@ class Budgets:
         free = self.base.search(objective, start, limits, batch)
         found = Results.blank(batch, n, free.multipliers.shape[1] + 1, np.float64)
         found.x[:], found.values[:], found.codes[:] = free.x, free.values, free.codes
-        found.multipliers[:] = np.insert(free.multipliers, self._place, 0.0, 1)
+        k = self._place
+        found.multipliers[:, :k], found.multipliers[:, k + 1 :] = (
+            free.multipliers[:, :k],
+            free.multipliers[:, k:],
+        )
         found.face[0][:] = 0.0
         with np.errstate(all="ignore"):
             used = (self.weight * np.abs(free.x - self.centre)).sum(-1)
             within = used <= (1 - WITHIN) * self.radius[:, 0]
         going = np.flatnonzero(~(within & (free.codes[0] == outcome.SOLVED)))
-        known = np.isin(free.codes[0, going], (outcome.SOLVED, outcome.SHARED, outcome.TIED))
+        known = _known(free.codes[0, going])
         left = self._on_sides(objective, found, going[known], limits)
         going = np.concatenate((going[~known], left))
         if len(going):
@@ -172,8 +176,7 @@ class Budgets:
             gap = np.maximum(own.values[1] + value - there, 0.0) + ROUNDING * DOUBLE * terms
             settled = some._settled(x, eps)
             proven = gap <= tol * np.maximum(np.abs(value), 1e-300)
-        known = np.isin(own.codes[0], (outcome.SOLVED, outcome.SHARED, outcome.TIED))
-        codes = np.where(known, outcome.DOUBTED, own.codes[0])
+        codes = np.where(_known(own.codes[0]), outcome.DOUBTED, own.codes[0])
         codes[solved & ~settled] = outcome.UNSETTLED
         codes[solved & settled] = np.where(proven, outcome.SOLVED, outcome.UNPROVEN)[
             solved & settled
@@ -304,6 +307,13 @@ def budgets_of(form: Spent, n: int, batch: Batch) -> Budgets | None:
     if not (np.isfinite(centre).all() and (weight > 0).all() and (radius > 0).all()):
         return None
     return Budgets(base, form, weight, centre, radius)
+
+
+def _known(codes: Array) -> Array:
+    """Whether x was found, whatever may be said of its multipliers."""
+    # numpy.isin sorts
+    known: Array = (codes == outcome.SOLVED) | (codes == outcome.SHARED) | (codes == outcome.TIED)
+    return known
 
 
 def _mirrored(rows: Array) -> Array:
