@@ -12,7 +12,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import fill, kernel
 from dfwlayer.engines.compiled.kernels.proof import along_sizes, back_sizes
-from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
+from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
 __all__ = ["faced", "settle"]
@@ -20,7 +20,7 @@ __all__ = ["faced", "settle"]
 RIDGE = 1e-9  # that makes the factor exist; refinement takes it away again
 STILL = 1e30  # on the diagonal, of what must not move
 CORRECTIONS = 12  # each with what the one before has left; where f bends, two are enough
-SMALL = 1e-9  # of x: a correction that may be the last, whatever is left
+FEWER = 0.9  # of what is left, of which the next one has to leave less
 
 
 @kernel
@@ -66,13 +66,13 @@ def _slope(parts, x, nu, z, product, out):
 
 
 @kernel
-def _is_rounding(parts, x, nu, z, holds, slope, terms):
-    """Whether what is left of ∇f along free coordinates is no more than rounding of its terms.
+def _left(parts, x, nu, z, holds, slope, terms):
+    """What is left of ∇f along free coordinates, in units of rounding of its terms.
 
     Where f hardly bends, less than the ridge, a correction takes back little of what is missing,
     and x may be far from where it belongs though the slope that is left is all but zero.
     """
-    m, n = len(parts.G[0]) - 1, len(x)
+    m, n, most = len(parts.G[0]) - 1, len(x), 0.0
     along_sizes(parts.P, x, terms)
     for i in range(n):
         terms[i] += abs(parts.q[i])
@@ -80,9 +80,9 @@ def _is_rounding(parts, x, nu, z, holds, slope, terms):
     back_sizes(parts.G, z, terms)
     for i in range(n):
         free = not (holds[m + i] or holds[m + n + i])
-        if free and not abs(slope[i]) <= CLEAR * DOUBLE * terms[i]:
-            return False
-    return True
+        if free and slope[i] != 0:
+            most = max(most, abs(slope[i]) / (DOUBLE * terms[i]))
+    return most
 
 
 @kernel
@@ -90,7 +90,7 @@ def settle(parts, system, at, holds, x, nu, z):
     """From a point, and which rows hold it, to the minimiser on that face, in the last arrays.
 
     Where rows depend on each other, or f is flat along the face, this is one of many, next to the
-    point and its multipliers. Returns whether corrections have come to an end.
+    point and its multipliers. Returns whether corrections have left nothing but rounding.
     """
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     _single(at.z, holds, n, m)
@@ -108,7 +108,7 @@ def settle(parts, system, at, holds, x, nu, z):
         nu[i] = at.nu[i]
     for i in range(len(z)):
         z[i] = at.z[i] if i < m and holds[i] else 0.0
-    settled = False
+    left = before = np.inf
     for turn in range(CORRECTIONS):
         _slope(parts, x, nu, z, product, slope)
         along(parts.A, x, beside)
@@ -121,25 +121,23 @@ def settle(parts, system, at, holds, x, nu, z):
         for i in range(m):
             right[place[n + k + i]] = parts.limits[i] - rows[i] if holds[i] else 0.0
         if turn > 0:
-            settled = settled or _is_rounding(parts, x, nu, z[:m], holds, slope, terms)
+            left = _left(parts, x, nu, z[:m], holds, slope, terms)
+            if not left < FEWER * before:
+                break
+            before = left
         refined(system, right)
-        moved = 0.0
         for i in range(n):
             if not (holds[m + i] or holds[m + n + i]):
                 x[i] += found[place[i]]
-                moved = max(moved, abs(found[place[i]]))
         for i in range(k):
             nu[i] += found[place[n + i]]
         for i in range(m):
             if holds[i]:
                 z[i] += found[place[n + k + i]]
-        if settled:
-            break
-        settled = moved <= SMALL * largest(x, 0.0)
     _slope(parts, x, nu, z, product, slope)
     for i in range(n):
         if holds[m + i]:
             z[m + i] = -slope[i]
         if holds[m + n + i]:
             z[m + n + i] = slope[i]
-    return settled
+    return left <= CLEAR
