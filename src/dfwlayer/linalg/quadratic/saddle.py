@@ -39,7 +39,7 @@ class Saddle:
         mask = free.to(H.dtype)
         kept = None
         # one unit of x in which H is of size one, and normals in units of theirs: a matrix whose
-        # largest entries are one may have any H beside N, and normals that are large would shrink it
+        # largest entries are one may have any H beside N, and large normals would shrink it
         size = H.abs().amax((-2, -1)).sqrt() if n else H.new_ones(len(H))
         size = torch.where(size > 0, size, 1).unsqueeze(-1).expand(batch, 1)
         if batch == 1:  # what is not free, or zero, need not be there

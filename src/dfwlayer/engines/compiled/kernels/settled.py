@@ -67,22 +67,22 @@ def _slope(parts, x, nu, z, product, out):
 
 @kernel
 def _left(parts, x, nu, z, holds, slope, terms):
-    """What is left of ∇f along free coordinates, in units of rounding of its terms.
+    """What is left of ∇f along free coordinates, in units of rounding of its largest terms.
 
     Where f hardly bends, less than the ridge, a correction takes back little of what is missing,
     and x may be far from where it belongs though the slope that is left is all but zero.
     """
-    m, n, most = len(parts.G[0]) - 1, len(x), 0.0
+    m, n, most, steep = len(parts.G[0]) - 1, len(x), 0.0, 0.0
     along_sizes(parts.P, x, terms)
     for i in range(n):
         terms[i] += abs(parts.q[i])
     back_sizes(parts.A, nu, terms)
     back_sizes(parts.G, z, terms)
     for i in range(n):
-        free = not (holds[m + i] or holds[m + n + i])
-        if free and slope[i] != 0:
-            most = max(most, abs(slope[i]) / (DOUBLE * terms[i]))
-    return most
+        steep = max(steep, terms[i])
+        if not (holds[m + i] or holds[m + n + i]):
+            most = max(most, abs(slope[i]))
+    return most / (DOUBLE * steep) if steep > 0 else most
 
 
 @kernel
