@@ -191,3 +191,51 @@ def test_of_two_bounds_that_are_one_the_one_that_holds_moves_x(pull, bends, name
         slopes = torch.autograd.grad(here[which], ends, retain_graph=True)
         for slope, difference in zip(slopes, expected, strict=True):
             close(slope[1], difference[which].detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("bends", [True, False])
+def test_a_cap_of_zero_has_a_price(bends, mode):
+    """What could be gained by the first unit of what is forbidden: it was zero."""
+    P = 2 * torch.eye(4, dtype=F64) + 0.3 if bends else None
+    q = torch.tensor([-5.0, -1.0, 0.1, 0.2], dtype=F64)
+
+    def solved(first):
+        cap = torch.tensor([first, 0.5, 0.6, 0.7], dtype=F64, requires_grad=True)
+        with compiled.using(mode):
+            return dfw.solve(dfw.Quadratic(P, q), dfw.CappedSimplex(1.0, cap), tol=1e-9), cap
+
+    sol, cap = solved(0.0)
+    more, _ = solved(1e-6)
+    for moved, here in ((more.value, sol.value), (more.x[2], sol.x[2])):
+        (slope,) = torch.autograd.grad(here, cap, retain_graph=True)
+        close(slope[0], (moved - here).detach() / 1e-6, rtol=1e-4, atol=1e-6)
+    close(sol.multipliers["cap"][0], -torch.autograd.grad(sol.value, cap)[0][0])
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("layout", ["dense", "COO"])
+@pytest.mark.parametrize("n", [40, 160])
+@pytest.mark.parametrize("unit", [1.0, 2.0**-26, 2.0**26])
+def test_gradients_do_not_depend_on_the_units_of_rows(unit, n, layout, mode):
+    """A row with large entries has a small multiplier, which counted as none."""
+    P, q, G, h, lower, upper, x = designed(7, n)
+    make = np.random.default_rng(1)
+    units = torch.from_numpy(2.0 ** make.integers(-20, 21, n))
+    v = torch.from_numpy(make.standard_normal(n))
+
+    def gradients(factor):
+        slope, level = q.clone().requires_grad_(), (factor * h).requires_grad_()
+        rows = dfw.Polyhedron(
+            G=laid_out(factor[:, None] * G, layout), h=level, lower=lower, upper=upper
+        )
+        with compiled.using(mode):
+            sol = dfw.solve(dfw.Quadratic(P, slope), rows)
+        close(sol.x.detach(), x, rtol=1e-9, atol=1e-9)
+        of_q, of_h = torch.autograd.grad((sol.x * v).sum(), (slope, level))
+        return of_q, factor * of_h
+
+    for own, plain in zip(
+        gradients(unit * units), gradients(torch.ones(n, dtype=F64)), strict=True
+    ):
+        close(own, plain, rtol=1e-7, atol=1e-7 * float(plain.abs().max()))

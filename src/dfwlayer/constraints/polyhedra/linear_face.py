@@ -125,13 +125,18 @@ def face_of_answer(
     x: Tensor,  # (..., n)
     noise: Tensor,  # (B,), below which a multiplier counts as zero
 ) -> LinearFace:
-    """The rows that hold x beyond doubt."""
+    """The rows that hold x beyond doubt.
+
+    A multiplier is compared with slopes, so it counts as the largest force that its row exerts.
+    """
     m, n = found.z.shape[-1] - 2 * x.shape[-1], x.shape[-1]
     lead = x.shape[:-1]
     lost = (found.empty | found.endless).unsqueeze(-1)
     # forces that are larger than what they balance, as rows are an equation together, leave more
     noise = noise + ROUNDING * _terms(constraint, found, x)
-    holds = found.active & (found.z > noise.unsqueeze(-1)) & ~lost
+    lengths = _lengths(constraint.rows_of(x)[2].detach()).to(found.z.dtype)
+    pressed = torch.cat((found.z[:, :m] * lengths, found.z[:, m:]), -1)
+    holds = found.active & (pressed > noise.unsqueeze(-1)) & ~lost
     rows, above, below = holds[:, :m], holds[:, m : m + n], holds[:, m + n :]
     lower, upper = (part.detach() for part in constraint.bounds(x))
     shut = (lower >= upper).expand(*lead, n).reshape(-1, n)
@@ -167,6 +172,15 @@ def _terms(constraint: LinearSet, found: Answer, x: Tensor) -> Tensor:  # (..., 
         total = total + SparseMatrix(own.pattern, size).adjoint(size, force)
     largest: Tensor = total.amax(-1) if total.shape[-1] else total.new_zeros(len(total))
     return largest
+
+
+def _lengths(rows: Tensor) -> Tensor:  # (·, m, n) -> (·, m)
+    """The largest entry of each row."""
+    if rows.layout == torch.strided:
+        return rows.abs().amax(-1) if rows.shape[-1] else rows.new_zeros(rows.shape[:-1])
+    own = SparseMatrix.of(rows)
+    none = own.entries.new_zeros(rows.shape[0])
+    return none.scatter_reduce(0, own.pattern.row.long(), own.entries.abs(), "amax")
 
 
 def _along(rows: Tensor, x: Tensor) -> Tensor:  # (·, m, n), (..., n) -> (..., m)

@@ -38,7 +38,8 @@ class Saddle:
         batch, n = free.shape
         mask = free.to(H.dtype)
         kept = None
-        # in units of f, of which the multipliers have one and the normals none
+        # one unit of x in which H is of size one, and normals in units of theirs: a matrix whose
+        # largest entries are one may have any H beside N, and large normals would shrink it
         size = H.abs().amax((-2, -1)).sqrt() if n else H.new_ones(len(H))
         size = torch.where(size > 0, size, 1).unsqueeze(-1).expand(batch, 1)
         if batch == 1:  # what is not free, or zero, need not be there
@@ -60,7 +61,9 @@ class Saddle:
         matrix.diagonal(dim1=-2, dim2=-1).copy_(
             torch.cat((H.diagonal(dim1=-2, dim2=-1) + (1 - mask), -blank.expand(batch, k)), -1)
         )
-        unit = _unit(matrix, torch.cat((1 / size.expand(-1, n), size.expand(-1, k)), -1))
+        length = N.abs().amax(-1) if n else N.new_ones(batch, k)
+        length = torch.where(length > 0, length, 1).expand(batch, k)
+        unit = _unit(matrix, torch.cat((1 / size.expand(-1, n), size / length), -1))
         matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         ridge = torch.cat((mask, blank.expand(batch, k) - 1), -1) * RIDGE
         pivoted = torch.linalg.lu_factor_ex(matrix + torch.diag_embed(ridge))

@@ -40,10 +40,11 @@ class ThinFace:
         if not len(self.kept):
             return
         matrix = module().bmat([[H, N.T], [N, None]], format="csr") if len(kept) else H.tocsr()
-        # in units of f, of which the multipliers have one and the normals none
+        # as in `dfwlayer.linalg.quadratic.saddle`
         size = np.sqrt(abs(program.P).max()) if program.P.nnz else 1.0
         size = size if size > 0 else 1.0
-        self.unit = np.where(np.arange(len(self.kept)) < len(inside), 1 / size, size)
+        length = Entries.of(N).largest(np.ones(len(kept)), np.ones(len(inside)))[0]
+        self.unit = np.concatenate((np.full(len(inside), 1 / size), size / length))
         entries = Entries.of(matrix)
         for _ in range(PASSES):
             largest = entries.largest(self.unit, self.unit)[0]

@@ -12,7 +12,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import fill, making
 from dfwlayer.engines.compiled.kernels.proof import absolute
-from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
+from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
 __all__ = ["faced", "settle"]
@@ -20,7 +20,7 @@ __all__ = ["faced", "settle"]
 RIDGE = 1e-9  # that makes the factor exist; refinement takes it away again
 STILL = 1e30  # on the diagonal, of what must not move
 CORRECTIONS = 12  # each with what the one before has left; where f bends, two are enough
-SMALL = 1e-9  # of x: a correction that may be the last, whatever is left
+FEWER = 0.9  # of what is left, of which the next one has to leave less
 
 
 @making
@@ -66,25 +66,25 @@ def _slope(parts, x, nu, z, product, out):
 
 
 @making
-def _is_rounding(wide, q, x, nu, z, holds, slope, terms):
-    """Whether what is left of ∇f along free coordinates is no more than rounding of its terms.
+def _left(wide, q, x, nu, z, holds, slope, terms):
+    """What is left of ∇f along free coordinates, in units of rounding of its largest terms.
 
     Where f hardly bends, less than the ridge, a correction takes back little of what is missing,
     and x may be far from where it belongs though the slope that is left is all but zero. ``wide``
     are |P|, |A| and |G|.
     """
     wide_P, wide_A, wide_G = wide
-    m, n = len(wide_G[0]) - 1, len(x)
+    m, n, most, steep = len(wide_G[0]) - 1, len(x), 0.0, 0.0
     along(wide_P, np.abs(x), terms)
     for i in range(n):
         terms[i] += abs(q[i])
     back(wide_A, np.abs(nu), terms)
     back(wide_G, np.abs(z), terms)
     for i in range(n):
-        free = not (holds[m + i] or holds[m + n + i])
-        if free and not abs(slope[i]) <= CLEAR * DOUBLE * terms[i]:
-            return False
-    return True
+        steep = max(steep, terms[i])
+        if not (holds[m + i] or holds[m + n + i]):
+            most = max(most, abs(slope[i]))
+    return most / (DOUBLE * steep) if steep > 0 else most
 
 
 @making
@@ -92,7 +92,7 @@ def settle(parts, system, at, holds, x, nu, z):
     """From a point, and which rows hold it, to the minimiser on that face, in the last arrays.
 
     Where rows depend on each other, or f is flat along the face, this is one of many, next to the
-    point and its multipliers. Returns whether corrections have come to an end.
+    point and its multipliers. Returns whether corrections have left nothing but rounding.
     """
     n, k, m = len(parts.q), len(parts.b), len(parts.G[0]) - 1
     _single(at.z, holds, n, m)
@@ -110,7 +110,8 @@ def settle(parts, system, at, holds, x, nu, z):
         nu[i] = at.nu[i]
     for i in range(len(z)):
         z[i] = at.z[i] if i < m and holds[i] else 0.0
-    wide, settled = absolute(parts.P, parts.A, parts.G), False
+    wide = absolute(parts.P, parts.A, parts.G)
+    left = before = np.inf
     for turn in range(CORRECTIONS):
         _slope(parts, x, nu, z, product, slope)
         along(parts.A, x, beside)
@@ -123,25 +124,23 @@ def settle(parts, system, at, holds, x, nu, z):
         for i in range(m):
             right[place[n + k + i]] = parts.limits[i] - rows[i] if holds[i] else 0.0
         if turn > 0:
-            settled = settled or _is_rounding(wide, parts.q, x, nu, z[:m], holds, slope, terms)
+            left = _left(wide, parts.q, x, nu, z[:m], holds, slope, terms)
+            if not left < FEWER * before:
+                break
+            before = left
         refined(system, right)
-        moved = 0.0
         for i in range(n):
             if not (holds[m + i] or holds[m + n + i]):
                 x[i] += found[place[i]]
-                moved = max(moved, abs(found[place[i]]))
         for i in range(k):
             nu[i] += found[place[n + i]]
         for i in range(m):
             if holds[i]:
                 z[i] += found[place[n + k + i]]
-        if settled:
-            break
-        settled = moved <= SMALL * largest(x, 0.0)
     _slope(parts, x, nu, z, product, slope)
     for i in range(n):
         if holds[m + i]:
             z[m + i] = -slope[i]
         if holds[m + n + i]:
             z[m + n + i] = slope[i]
-    return settled
+    return left <= CLEAR
