@@ -10,7 +10,7 @@ from dfwlayer.ops.rows import or_one
 
 __all__ = ["descended"]
 
-SQUARINGS = 4
+SQUARINGS = 4  # that make m = 16 in `_largest`
 
 
 def descended(plain: Plain, P: Tensor, z: Tensor, steps: int) -> Tensor:

@@ -31,7 +31,7 @@ from dfwlayer.ops.rows import (
 
 __all__ = ["augmented_newton"]
 
-ITERATIONS = 100
+ITERATIONS = 100  # at most
 PATIENCE = 15  # iterations in which neither φ, the gap nor what misses optimality falls
 LITTLE = 1e-4  # of φ, by which it has to fall in an iteration to be told from standing still
 REFUSED = 3  # such iterations that a step counts for which does not lower φ at any length

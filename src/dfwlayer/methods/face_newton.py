@@ -16,7 +16,7 @@ from dfwlayer.ops.scale import TINY
 
 __all__ = ["bend_of", "dense", "newton_step"]
 
-HUGE = 1e300
+HUGE = 1e300  # stands for curvature beyond the range of a double
 
 
 def newton_step(at: Iterate, system: FaceSystem) -> Tensor | None:

@@ -18,7 +18,7 @@ from dfwlayer.ops.scale import Scale
 
 __all__ = ["Contact", "across", "in_contact"]
 
-STEPS = 16
+STEPS = 16  # at most
 
 
 class Contact(NamedTuple):

@@ -28,7 +28,7 @@ from dfwlayer.ops.scale import Scale
 
 __all__ = ["Intersection"]
 
-LONG = 10**6
+LONG = 10**6  # steps, where no setting limits them
 
 
 @dataclass(frozen=True, init=False)

@@ -25,7 +25,7 @@ from dfwlayer.ops.rows import or_one
 
 __all__ = ["Meeting", "Units", "meet", "program_of"]
 
-STEPS = 120
+STEPS = 120  # at most, whatever the settings allow
 TURNS = 32  # of the members at rounding
 FIRST, GROWTH, LAST = 30.0, 4.0, 1e7  # ρ in units of the curvature
 INEXACT = 0.1  # slope of φ against the distance to the members, at which forces follow

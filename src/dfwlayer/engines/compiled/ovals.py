@@ -34,7 +34,7 @@ from dfwlayer.ops.values import Value
 
 __all__ = ["Ovals", "ovals_of"]
 
-STEPS = 40
+STEPS = 40  # at most; what has not arrived by then is for tensor operations
 PROGRAM: Limits = (DOUBLE, 1.0, 10**6)  # what is asked of one: x is judged at the end
 NEAR = 1e-8  # a change of x, relative, after which one more step has all digits
 FLATTEST = 1e-10  # M against its largest entry, below which an ellipsoid is none here

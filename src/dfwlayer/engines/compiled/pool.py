@@ -34,7 +34,7 @@ __all__ = ["Pooled", "Search", "signs_of"]
 # gradient by which they were chosen, within these numbers, and one for so many that are free
 BLOCK, LARGE_BLOCK, SHARE = 32, 128, 4
 SEVERAL = 2  # times as many if there are that many problems
-ROUNDS = 200
+ROUNDS = 200  # at most; what goes on is for tensor operations
 GROUP = 8  # problems of a batch that a thread takes at once, and may borrow starts within
 SPECTRAL = 8  # steps to a start, for sets without a vertex that is one
 KEPT = 32_000_000  # entries that may be set aside for factors that are kept from round to round

@@ -23,7 +23,7 @@ from dfwlayer.linalg.quadratic.thin import Thin, small_or_thin
 
 __all__ = ["Interior", "faster", "interior", "offer"]
 
-STEPS = 100
+STEPS = 100  # of one program, at most
 FASTER = 200  # the same of code that was offered, whose steps cost less and may begin anew
 ENOUGH = 1e-12  # residuals and gap, relative, that leave no doubt about the face
 PROVEN = 1e-8  # what a proof may be off by, relative to what it proves

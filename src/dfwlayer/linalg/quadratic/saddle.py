@@ -12,7 +12,7 @@ from dfwlayer.linalg.quadratic.program import times
 __all__ = ["Saddle"]
 
 RIDGE = 1e-10  # that makes the factor exist; refinement takes it away again
-REFINEMENTS = 6
+REFINEMENTS = 6  # of a solution, at most
 PASSES = 6  # of the scaling
 FLAT = 1e-10  # eigenvalues below, relative to the largest, count as zero
 DOUBT = 1e-9  # what is left of a right-hand side, relative, where the factor did not serve

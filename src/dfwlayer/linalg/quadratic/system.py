@@ -13,7 +13,7 @@ from dfwlayer.linalg.quadratic.thin import Thin, ThinSystem
 __all__ = ["RIDGE", "System", "system_of"]
 
 RIDGE = 1e-11  # added to P and taken from 0 below A, for a factor; refinement takes it away again
-REFINEMENTS = 8
+REFINEMENTS = 8  # of a solution, at most
 SLOW = 0.5  # what refinement should make of an error, to go on
 BLUR = 1e-10  # of terms, below which right-hand sides count as zero
 ENOUGH = 1e-11  # of a right-hand side, that refinement may leave

@@ -15,7 +15,7 @@ from dfwlayer.linalg.sparse_factor import PIVOT, exact_factor, factor, module
 __all__ = ["ThinFace"]
 
 RIDGE = 1e-10  # see `dfwlayer.linalg.quadratic.saddle`
-REFINEMENTS = 6
+REFINEMENTS = 6  # of a solution, at most
 SOLVED = 1e-9  # what is left of a right-hand side, relative, of a system that has a solution
 SHIFT = 1e-8  # ε, against which eigenvalues count as zero
 DOUBT = 1e-6  # of a right-hand side: what is left where a factor did not serve
