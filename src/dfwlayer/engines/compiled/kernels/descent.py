@@ -29,6 +29,7 @@ from dfwlayer.engines.compiled.kernels.faces import (
     free_in,
     iterates,
     minimise,
+    on_face,
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, DOUBTFUL, SINGULAR, WRONG, judge
@@ -213,7 +214,11 @@ def _polish(
             return WRONG, faces, spent
         for row in range(table.ROWS, k):
             holding[row] = multipliers[row] if body[row, table.KIND] == table.BUDGET else 0.0
-        if not minimise(*face, False):
+        if restarts and iterates(index):  # a factor of this face would be in vain
+            if not on_face(*face, False):
+                index[-1] = 0
+                return UNEVEN, faces, spent
+        elif not minimise(*face, False):
             return SINGULAR, faces, spent
         off = blur(index, eps)
         verdict = judge(q, body, places, multipliers, best, py, bound, sides, off)

@@ -47,6 +47,7 @@ __all__ = [
     "is_tied",
     "iterates",
     "minimise",
+    "on_face",
     "prepare",
     "share_of",
     "slope",
@@ -65,8 +66,9 @@ X, PX, Y, PY, Z, WAY, SIDES, HELD, PB, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 GUESS, SHORT, FOUND, HOLDING, GIVEN, SHARES, LINES = 0, 1, 2, 3, 4, 5, 6
 # Conjugate gradients to a minimiser end when the residual is this much of q, and of what that left
 # a second time; one run to less is enough for the digits of single precision. Any are given up
-# after so many steps: where eigenvalues spread by a factor of 5, all digits take 40.
-FALL, ONCE, PATIENCE = 1e-8, 1e-10, 60
+# after so many steps: where eigenvalues spread by a factor of 5, all digits take 40. So are those
+# that a third of them left with more than a hundredth, which is gone by then for a factor of 60.
+FALL, ONCE, PATIENCE, TRIED, HOPE = 1e-8, 1e-10, 60, 20, 1e-2
 
 
 @kernel
@@ -260,12 +262,13 @@ def _iterate(P, free, held, work, ties, L, schur, fall, size):
     _flatten(r, free, held, work, found, schur)
     for a in range(free):
         way[a] = r[a]
-    square = dot(r, r, free)
+    square = begun = dot(r, r, free)
     target, steps = fall * fall * max(square, size * size), 0
     while square > target:
         part_times(matrix, way, bent, free, free)
         bend = dot(way, bent, free)
-        if steps == PATIENCE or not bend > 0:
+        slow = steps == TRIED and square > HOPE * HOPE * begun
+        if steps == PATIENCE or slow or not bend > 0:
             return False
         steps += 1
         add(u, square / bend, way, free)
@@ -376,13 +379,13 @@ def minimise(P, q, body, eps, places, multipliers, x, work, ties, index, L, schu
     """
     given = P, q, body, eps, places, multipliers, x, work, ties, index, L, schur
     if not iterates(index):
-        return _on_face(*given, kept)
+        return on_face(*given, kept)
     copy(multipliers, ties[GIVEN])
-    if _on_face(*given, kept):
+    if on_face(*given, kept):
         return True
     index[-1] = 0
     copy(ties[GIVEN], multipliers)
-    return _on_face(*given, False)
+    return on_face(*given, False)
 
 
 @kernel
@@ -392,7 +395,7 @@ def blur(index, eps):
 
 
 @kernel
-def _on_face(P, q, body, eps, places, multipliers, x, work, ties, index, L, schur, kept):
+def on_face(P, q, body, eps, places, multipliers, x, work, ties, index, L, schur, kept):
     """See `minimise`, by conjugate gradients or a factor."""
     n, k = len(q), len(body)
     free, held = prepare(P, body, places, multipliers, work, ties, index, L, schur, kept)

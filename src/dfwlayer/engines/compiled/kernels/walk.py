@@ -216,6 +216,8 @@ def walk(
                 return -1, steps, solves, spent
             spent += 0.5 * free * free + p
             bends = _joined(P, chosen, bound, free, index, L, assumed)
+            if not bends and fresh > 0:  # beside those that were freed f may not fall that way
+                continue
             add(work[PULL], -x[chosen], P[chosen], p)
             was[chosen] = places[chosen]
             if places[chosen] == place.ZERO:
