@@ -248,12 +248,12 @@ class Search:
         blocks[:, 0], blocks[:, 1] = 0, p  # rows are zero elsewhere
         size = min(self.limit, len(columns.pool.hessian))
         if size > self.orders.shape[1]:
-            keeps = batch * size * size <= KEPT
-            factors = np.empty((batch if keeps else 0, size, size))
-            orders = np.empty((batch, size), np.int64)
-            if keeps and len(self.factors):
-                old = self.orders.shape[1]
-                factors[:, :old, :old], orders[:, :old] = self.factors, self.orders
+            kept = batch if batch * size * size <= KEPT else 0
+            factors, orders = np.empty((kept, size, size)), np.empty((batch, size), np.int64)
+            if kept and len(self.factors):
+                orders[:, : self.orders.shape[1]] = self.orders
+                for b, free in enumerate(self.counts):  # the rest of it would only be made real
+                    factors[b, :free, :free] = self.factors[b, :free, :free]
             else:
                 self.counts[:] = 0
             self.factors, self.orders = factors, orders

@@ -8,12 +8,13 @@ from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
+    add_some,
     backward,
+    copy,
     dot,
     factor,
     forward,
     kernel,
-    times,
 )
 from dfwlayer.engines.compiled.kernels.faces import forces, slope
 
@@ -25,6 +26,7 @@ __all__ = [
     "PULL",
     "REDUCED",
     "SIN",
+    "TIES",
     "WAS",
     "WRONG",
     "minimise",
@@ -44,7 +46,7 @@ CROSSINGS = 60  # trials for the point where a budget is met; a few are needed
 # the factor.
 GRADIENT, WRONG, NEW, COS, SIN, WAS, PULL, REDUCED = 0, 1, 2, 3, 4, 5, 6, 7
 BARRED = -1.0
-ROW, FOUND = 0, 1  # lines of memory for the rows: which one, and its multiplier
+ROW, FOUND, TIES = 0, 1, 2  # lines of memory for the rows: which one, and its multiplier
 
 
 @kernel
@@ -142,14 +144,15 @@ def until_met(body, row, x, new, free, index, furthest):
 
 
 @kernel
-def prices(P, q, body, x, places, sides, multipliers, bound, work):
+def prices(P, q, body, x, places, sides, multipliers, bound, free, index, work):
     """How wrong the multipliers of held coordinates are, by what freeing one promises.
 
-    Returns the largest; what is no more than rounding is none.
+    Returns the largest; what is no more than rounding is none. `pull` has been called for x.
     """
     p, k = len(x), len(body)
     g, wrong = work[GRADIENT], work[WRONG]
-    times(P, x, g)
+    copy(work[PULL], g)
+    add_some(g, x, P, index, free)
     noise = widest = best = 0.0
     for i in range(p):
         noise, widest = max(noise, abs(q[i])), max(widest, abs(x[i]))
@@ -166,7 +169,7 @@ def prices(P, q, body, x, places, sides, multipliers, bound, work):
             or body[table.LOWER, i] == body[table.UPPER, i]
         ):
             continue
-        r, hold = forces(body, multipliers, i, g[i] + q[i])
+        r, hold = forces(body, multipliers, i, g[i])
         g[i] = r
         if places[i] == place.ZERO:
             over = abs(r) - hold

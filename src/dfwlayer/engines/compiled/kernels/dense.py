@@ -19,7 +19,9 @@ __all__ = [
     "STAMP",
     "absolute",
     "add",
+    "add_four",
     "add_rows",
+    "add_some",
     "backward",
     "copy",
     "dot",
@@ -151,6 +153,26 @@ def add_rows(y, c, rows, count, n):
     while i < count:
         add(y, c[i], rows[i], n)
         i += 1
+
+
+@summing
+def add_four(a, b, c, d, rows, i, j, k, m, first, end, out):
+    """Add four rows, each times a number, to some columns of a sum."""
+    for at in range(first, end):
+        out[at] += a * rows[i, at] + b * rows[j, at] + c * rows[k, at] + d * rows[m, at]
+
+
+@kernel
+def add_some(y, x, rows, index, count):
+    """y += Σ x_i rows_i over the first so many of the rows in ``index``, four at a time."""
+    a, n = 0, len(y)
+    while a + 4 <= count:
+        i, j, k, m = index[a], index[a + 1], index[a + 2], index[a + 3]
+        add_four(x[i], x[j], x[k], x[m], rows, i, j, k, m, 0, n, y)
+        a += 4
+    while a < count:
+        add(y, x[index[a]], rows[index[a]], n)
+        a += 1
 
 
 @kernel
@@ -289,22 +311,51 @@ def factor(L, n):
 
 @summing
 def forward(L, b, n):
-    """L⁻¹ b, in the place of b."""
-    for i in range(n):
-        total = b[i]
+    """L⁻¹ b, in the place of b, four rows at a time."""
+    i = 0
+    while i + 4 <= n:
+        s, t, u, v = b[i], b[i + 1], b[i + 2], b[i + 3]
         for j in range(i):
-            total -= L[i, j] * b[j]
-        b[i] = total / L[i, i]
+            c = b[j]
+            s -= L[i, j] * c
+            t -= L[i + 1, j] * c
+            u -= L[i + 2, j] * c
+            v -= L[i + 3, j] * c
+        s /= L[i, i]
+        t = (t - L[i + 1, i] * s) / L[i + 1, i + 1]
+        u = (u - L[i + 2, i] * s - L[i + 2, i + 1] * t) / L[i + 2, i + 2]
+        v -= L[i + 3, i] * s + L[i + 3, i + 1] * t + L[i + 3, i + 2] * u
+        b[i], b[i + 1], b[i + 2], b[i + 3] = s, t, u, v / L[i + 3, i + 3]
+        i += 4
+    while i < n:
+        s = b[i]
+        for j in range(i):
+            s -= L[i, j] * b[j]
+        b[i] = s / L[i, i]
+        i += 1
 
 
 @summing
 def backward(L, b, n):
-    """L⁻ᵀ b, in the place of b."""
-    for i in range(n - 1, -1, -1):
-        b[i] /= L[i, i]
-        v = b[i]
+    """L⁻ᵀ b, in the place of b, four rows at a time."""
+    i = n - 4
+    while i >= 0:
+        v = b[i + 3] / L[i + 3, i + 3]
+        u = (b[i + 2] - L[i + 3, i + 2] * v) / L[i + 2, i + 2]
+        t = (b[i + 1] - L[i + 3, i + 1] * v - L[i + 2, i + 1] * u) / L[i + 1, i + 1]
+        s = b[i] - L[i + 3, i] * v - L[i + 2, i] * u - L[i + 1, i] * t
+        s /= L[i, i]
+        b[i], b[i + 1], b[i + 2], b[i + 3] = s, t, u, v
         for j in range(i):
-            b[j] -= v * L[i, j]
+            b[j] -= s * L[i, j] + t * L[i + 1, j] + (u * L[i + 2, j] + v * L[i + 3, j])
+        i -= 4
+    i += 3
+    while i >= 0:
+        s = b[i] / L[i, i]
+        b[i] = s
+        for j in range(i):
+            b[j] -= s * L[i, j]
+        i -= 1
 
 
 @kernel
@@ -330,18 +381,44 @@ def join(P, i, free, index, L):
 
 
 @kernel
+def _finish_turn(L, i, carried, begin, cos, sin):
+    """Row i of a factor without a coordinate, rotations from ``begin`` on; see `leave`."""
+    new, old = L[i], L[i + 1]
+    for c in range(begin, i):
+        b = old[c + 1]
+        new[c] = cos[c] * carried + sin[c] * b
+        carried = cos[c] * b - sin[c] * carried
+    length = np.sqrt(carried * carried + old[i + 1] * old[i + 1])
+    cos[i], sin[i] = carried / length, old[i + 1] / length
+    new[i] = length
+
+
+@kernel
 def leave(L, free, index, at, cos, sin):
-    """Take the coordinate in that place out of the factor."""
+    """Take the coordinate in that place out of the factor.
+
+    A row goes through the rotations of all rows before it, each of which waits for the last one.
+    So four rows go together.
+    """
     for i in range(at, free - 1):
         index[i] = index[i + 1]
         new, old = L[i], L[i + 1]
         for c in range(at):
             new[c] = old[c]
-        carried = old[at]
-        for c in range(at, i):
-            b = old[c + 1]
-            new[c] = cos[c] * carried + sin[c] * b
-            carried = cos[c] * b - sin[c] * carried
-        length = np.sqrt(carried * carried + old[i + 1] * old[i + 1])
-        cos[i], sin[i] = carried / length, old[i + 1] / length
-        new[i] = length
+    i = at
+    while i + 4 < free:
+        s, t, u, v, w = L[i], L[i + 1], L[i + 2], L[i + 3], L[i + 4]
+        a, b, c, d = t[at], u[at], v[at], w[at]
+        for j in range(at, i):
+            x, y = cos[j], sin[j]
+            e, f, g, h = t[j + 1], u[j + 1], v[j + 1], w[j + 1]
+            s[j], t[j], u[j], v[j] = x * a + y * e, x * b + y * f, x * c + y * g, x * d + y * h
+            a, b, c, d = x * e - y * a, x * f - y * b, x * g - y * c, x * h - y * d
+        _finish_turn(L, i, a, i, cos, sin)
+        _finish_turn(L, i + 1, b, i, cos, sin)
+        _finish_turn(L, i + 2, c, i, cos, sin)
+        _finish_turn(L, i + 3, d, i, cos, sin)
+        i += 4
+    while i < free - 1:
+        _finish_turn(L, i, L[i + 1, at], at, cos, sin)
+        i += 1

@@ -11,16 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
-from dfwlayer.engines.compiled.kernels.active import REDUCED, side_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, SINGLE
-from dfwlayer.engines.compiled.kernels.dense import (
-    copy,
-    fill,
-    kernel,
-    making,
-    product,
-    summing,
-)
+from dfwlayer.engines.compiled.kernels.dense import copy, fill, kernel, product, summing
 from dfwlayer.engines.compiled.kernels.faces import (
     GUESS,
     HELD,
@@ -33,13 +25,15 @@ from dfwlayer.engines.compiled.kernels.faces import (
     X,
     Y,
     Z,
+    blur,
     free_in,
     iterates,
     minimise,
+    on_face,
 )
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, DOUBTFUL, SINGULAR, WRONG, judge
-from dfwlayer.engines.compiled.kernels.walk import walk
+from dfwlayer.engines.compiled.kernels.walked import has_vertex, vertex, walked
 
 __all__ = ["descend"]
 
@@ -61,6 +55,10 @@ WELL, LONG = 9e7, 2e8
 # what would be beyond the limit is left at once. The latter go on from a vertex, coordinate by
 # coordinate, which costs what the free ones do.
 TELLS, SPREAD = 2, 5.0
+# The same is told later by the pivots of a factor, whose squares spread by 2 to 50 where few faces
+# lead to the solution. From a vertex a walk then takes less than from a face that is too broad: a
+# third of the rotations for least squares with a condition of 1e8 in a box.
+PIVOTS, UNEVEN = 1e3, -1
 FEW = 2.0  # minimisers on faces of a well-conditioned problem
 # What a factor costs from which on conjugate gradients are quicker on such a face, and the products
 # that they are taken to need: about 160 free coordinates, timed on `active` and `paper` of
@@ -185,17 +183,30 @@ def _cost(places, index):
 
 
 @kernel
+def _uneven(L, free):
+    """Whether pivots tell that P is ill-conditioned on a face."""
+    least, most = np.inf, 0.0
+    for a in range(free):
+        least, most = min(least, L[a, a]), max(most, L[a, a])
+    return most * most > PIVOTS * least * least
+
+
+@kernel
 def _polish(
-    P, q, body, blocks, bound, most, left, places, multipliers, best, work, ties, index, L, schur
-):
+    P, q, body, eps, blocks, bound, most, left, restarts,
+    places, multipliers, best, work, ties, index, L, schur,
+):  # fmt: skip
     """From x on a face to the minimiser there, or if that is not in the set on smaller ones.
 
     Returns the verdict on the last face, how many there were, and what they took. A way that leaves
     the set is gone up to where it does, or to the projection of its end, whatever makes f smaller.
+    Where f bends unevenly on a face there will be many, and if there is a vertex to begin from
+    anew, ``restarts``, the verdict is `UNEVEN`.
     """
     n, k = len(q), len(body)
     x, px, y, py, sides, held = work[X], work[PX], work[Y], work[PY], work[SIDES], work[HELD]
     guess, holding = ties[GUESS], ties[HOLDING]
+    face = P, q, body, eps, places, multipliers, best, work, ties, index, L, schur
     spent = 0.0
     for faces in range(1, most + 1):
         spent += _cost(places, index) + 5.0 * n * n
@@ -203,16 +214,22 @@ def _polish(
             return WRONG, faces, spent
         for row in range(table.ROWS, k):
             holding[row] = multipliers[row] if body[row, table.KIND] == table.BUDGET else 0.0
-        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur, False):
+        if restarts and iterates(index):  # a factor of this face would be in vain
+            if not on_face(*face, False):
+                index[-1] = 0
+                return UNEVEN, faces, spent
+        elif not minimise(*face, False):
             return SINGULAR, faces, spent
-        verdict = judge(q, body, places, multipliers, best, py, bound, sides)
+        off = blur(index, eps)
+        verdict = judge(q, body, places, multipliers, best, py, bound, sides, off)
         if verdict == DOUBTFUL and _snap(body, best, places):
-            if not minimise(
-                P, q, body, places, multipliers, best, work, ties, index, L, schur, False
-            ):
+            if not minimise(*face, False):
                 return DOUBTFUL, faces, spent
-            verdict = judge(q, body, places, multipliers, best, py, bound, sides)
+            off = blur(index, eps)
+            verdict = judge(q, body, places, multipliers, best, py, bound, sides, off)
             return verdict if verdict == CLEARLY else DOUBTFUL, faces, spent
+        if verdict == WRONG and restarts and not iterates(index) and _uneven(L, free_in(places)):
+            verdict = UNEVEN
         if verdict != WRONG:
             return verdict, faces, spent
         reach, stop, at = _reach(body, x, best, places, holding, sides)
@@ -253,64 +270,6 @@ def _polish(
 
 
 @kernel
-def _vertex(q, body, x, places):
-    """A point of the set that bounds and kinks hold, on the side where f falls from zero.
-
-    What has neither is free. False for sets with equations.
-    """
-    for row in range(table.ROWS, len(body)):
-        if body[row, table.KIND] == table.EQUATION:
-            return False
-    for i in range(len(x)):
-        low, high = body[table.LOWER, i], body[table.UPPER, i]
-        weight = 0.0
-        for row in range(table.ROWS, len(body)):
-            weight += body[row, i]
-        if weight > 0:
-            x[i] = 0.0
-            places[i] = place.LOW if low == 0 else (place.HIGH if high == 0 else place.ZERO)
-        elif low > -np.inf and (q[i] >= 0 or high == np.inf):
-            x[i], places[i] = low, place.LOW
-        elif high < np.inf:
-            x[i], places[i] = high, place.HIGH
-        else:
-            x[i], places[i] = 0.0, place.FREE
-    return True
-
-
-@making
-def _walked(
-    P, q, body, bound, most, left, places, multipliers, best, work, ties, index, L, schur
-):  # fmt: skip
-    """From x on a face to the solution, coordinate by coordinate.
-
-    Returns a verdict, the steps, and what they took.
-    """
-    n, k = len(q), len(body)
-    x, sides = work[X], work[SIDES]
-    for i in range(n):
-        if places[i] == place.LOW or places[i] == place.HIGH:
-            sides[i] = side_of(x[i], places[i])
-        else:
-            sides[i] = 1.0 if x[i] > 0 else (-1.0 if x[i] < 0 else 0.0)
-    memory = np.empty((REDUCED + k, n)), np.empty((2, k))
-    holds = np.zeros(k, np.bool_)
-    given = P, q, body, bound, most, left
-    face = x, places, sides, multipliers, holds
-    free, steps, _, spent = walk(*given, *face, 0, index, L, schur, *memory)
-    verdict = WRONG
-    index[-1] = 0  # L is a factor
-    if free >= 0:
-        if not minimise(P, q, body, places, multipliers, best, work, ties, index, L, schur, True):
-            verdict = SINGULAR
-        else:
-            verdict = judge(q, body, places, multipliers, best, work[PY], bound, sides)
-    if verdict in (WRONG, SINGULAR):  # others go on from here
-        product(P, x, work[PX])
-    return verdict, steps, spent
-
-
-@kernel
 def descend(
     P, q, body, blocks, bound, most, eps, places, multipliers, best, work, ties, index, L, schur
 ):
@@ -330,6 +289,7 @@ def descend(
     cold = dense
     for i in range(n):
         cold = cold and x[i] == 0
+    restarts = cold and has_vertex(body)
     if dense:
         copy(x, z)
         fill(0.0, guess)
@@ -374,8 +334,9 @@ def descend(
                     if not well and not cold:  # next to the solution, it may be hoped
                         _stand(body, x, places, multipliers, sides)
                         begun = True
-                    elif not well:
-                        begun = _vertex(q, body, x, places)
+                    elif not well and restarts:
+                        vertex(q, body, x, places)
+                        begun = True
                     if begun:
                         break
             if same >= min(SETTLED << turn, SURE) or trial == block - 1 or steps >= most:
@@ -400,10 +361,12 @@ def descend(
                 P,
                 q,
                 body,
+                eps,
                 blocks,
                 bound,
                 1 if turn == 0 and iterates(index) else min(FACES << turn, MOST),
                 limit - effort if dense else np.inf,
+                restarts and turn == 0,
                 places,
                 multipliers,
                 best,
@@ -418,13 +381,18 @@ def descend(
         # where conjugate gradients did arrive on a broad face, some more of the spectral steps cost
         # less than coordinates one by one
         again = turn == 0 and iterates(index) and float(free_in(places)) ** 3 / 3 > BROAD
-        if dense and not again and verdict in (WRONG, SINGULAR) and steps < most:
-            given = P, q, body, bound, most - steps, limit - effort
-            verdict, taken, spent = _walked(
-                *given, places, multipliers, best, work, ties, index, L, schur
+        if dense and not again and verdict in (WRONG, UNEVEN, SINGULAR) and steps < most:
+            singular = verdict == SINGULAR
+            if verdict != WRONG and restarts:  # few are free there
+                vertex(q, body, x, places)
+            given = P, q, body, eps, bound, most - steps, limit - effort
+            verdict, taken, spent = walked(
+                *given, places, multipliers, best, work, ties, index, L, schur, singular
             )
             steps += taken
             effort += spent
+            if verdict == SINGULAR:  # of many solutions, one is for others to choose
+                return -outcome.LOST
         if verdict == CLEARLY:
             return steps if steps <= most else -outcome.LOST
         if verdict == DOUBTFUL:

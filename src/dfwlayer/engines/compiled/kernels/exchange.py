@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome, place, table
-from dfwlayer.engines.compiled.kernels.active import GRADIENT, NEW, REDUCED
+from dfwlayer.engines.compiled.kernels.active import GRADIENT, NEW, REDUCED, TIES
 from dfwlayer.engines.compiled.kernels.certificate import settle
-from dfwlayer.engines.compiled.kernels.constants import DOUBLE
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, dot, entry, kernel, times
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.verdict import CLEARLY, judge
@@ -83,7 +83,7 @@ def _on_disk(stamp):
         p, k = x.shape[1], bodies.shape[1]
         size = orders.shape[1]
         keeps = len(factors) > 0
-        work, ties, schur = np.empty((REDUCED + k, p)), np.empty((2, k)), np.empty((k, k))
+        work, ties, schur = np.empty((REDUCED + k, p)), np.empty((TIES, k)), np.empty((k, k))
         blank = np.empty((0, 0)) if keeps else np.empty((size, size))
         holds = np.zeros(k, np.bool_)
         bound = 0.0
@@ -129,7 +129,17 @@ def _on_disk(stamp):
                 continue
             px = work[GRADIENT]
             times(P, x[b], px)
-            verdict = judge(own_q, body, places[b], multipliers[b], x[b], px, bound, sides[b])
+            verdict = judge(
+                own_q,
+                body,
+                places[b],
+                multipliers[b],
+                x[b],
+                px,
+                bound,
+                sides[b],
+                ROUNDING * DOUBLE,
+            )
             codes[WHAT, b] = outcome.SOLVED if verdict == CLEARLY else outcome.DOUBTED
             copy(x[b], rounded[b])
             codes[SETTLED, b] = settle(body, blocks, places[b], rounded[b], eps, sides[b])

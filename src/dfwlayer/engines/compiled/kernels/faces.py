@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import place, table
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
+from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING, SINGLE
 from dfwlayer.engines.compiled.kernels.dense import (
     add,
     backward,
     copy,
     dot,
     factor,
+    fill,
     forward,
     kernel,
     part_times,
@@ -28,19 +31,25 @@ __all__ = [
     "PB",
     "PX",
     "PY",
+    "SHARES",
     "SHORT",
     "SIDES",
     "WAY",
     "X",
     "Y",
     "Z",
+    "blur",
+    "factor_on",
     "forces",
     "free_in",
+    "has_shares",
     "holds",
     "is_tied",
     "iterates",
     "minimise",
+    "on_face",
     "prepare",
+    "share_of",
     "slope",
     "solve",
 ]
@@ -49,16 +58,17 @@ __all__ = [
 # which these are lines: the iterate, P x, a trial y, P y, where a trial comes from, the way to it,
 # the signs of x in the budgets, places as they were, P times a minimiser, and then k lines for the
 # normals of the rows over the free coordinates, and k for L⁻¹ of each. A second one, with k
-# columns, has the multipliers of a projection, two right-hand sides, which budgets hold, and what a
-# minimiser was asked for with. L and
+# columns, has the multipliers of a projection, two right-hand sides, which budgets hold, what a
+# minimiser was asked for with, and what L has of the squares of equations. L and
 # the Schur complement of the rows are matrices of their own: parts of others would be another type,
 # for which everything is compiled again.
 X, PX, Y, PY, Z, WAY, SIDES, HELD, PB, NORMALS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-GUESS, SHORT, FOUND, HOLDING, GIVEN, LINES = 0, 1, 2, 3, 4, 5
-# Conjugate gradients to a minimiser end when the residual has fallen by this, which they do twice,
-# and any are given up after so many steps: where eigenvalues spread by a factor of 5, all digits
-# take 40.
-FALL, PATIENCE = 1e-8, 60
+GUESS, SHORT, FOUND, HOLDING, GIVEN, SHARES, LINES = 0, 1, 2, 3, 4, 5, 6
+# Conjugate gradients to a minimiser end when the residual is this much of q, and of what that left
+# a second time; one run to less is enough for the digits of single precision. Any are given up
+# after so many steps: where eigenvalues spread by a factor of 5, all digits take 40. So are those
+# that a third of them left with more than a hundredth, which is gone by then for a factor of 60.
+FALL, ONCE, PATIENCE, TRIED, HOPE = 1e-8, 1e-10, 60, 20, 1e-2
 
 
 @kernel
@@ -111,12 +121,69 @@ def iterates(index):
 
 
 @kernel
-def prepare(P, body, places, multipliers, work, index, L, schur, kept):
+def share_of(P, body, row):
+    """How much of its square, times ½, makes an equation as large as f; 0 for budgets.
+
+    On a set with an equation a, f and f + ½σ(⟨a, x⟩ − t)² are the same, and P + σaaᵀ may be regular
+    on a face where P is not.
+    """
+    trace = square = 0.0
+    if body[row, table.KIND] == table.EQUATION:
+        for i in range(len(P)):
+            trace += P[i, i]
+            square += body[row, i] * body[row, i]
+    return trace / square if square > 0 else 0.0
+
+
+@kernel
+def _share(P, free, held, body, work, ties, index, L):
+    """The factor of P + Σ σ a aᵀ on a face, over its equations; False where that is singular."""
+    shares, shared = ties[SHARES], False
+    for j in range(held):
+        row = index[len(P) + j]
+        shares[row] = share_of(P, body, row)
+        shared = shared or shares[row] > 0
+    if not shared:
+        return False
+    for a in range(free):
+        i = index[a]
+        for b in range(a + 1):
+            L[a, b] = P[i, index[b]]
+        for j in range(held):
+            normal = work[NORMALS + j]
+            add(L[a], shares[index[len(P) + j]] * normal[a], normal, a + 1)
+    return factor(L, free)
+
+
+@kernel
+def factor_on(P, places, index, L):
+    """Make L the factor of P alone on the free coordinates, in their order; False if singular."""
+    free = free_in(places)
+    for a in range(free):
+        for b in range(a + 1):
+            L[a, b] = P[index[a], index[b]]
+    index[-1] = 0
+    return factor(L, free)
+
+
+@kernel
+def has_shares(ties):
+    """Whether L is the factor of more than P, see `prepare`."""
+    found = False
+    for row in range(ties.shape[1]):
+        found = found or ties[SHARES, row] != 0
+    return found
+
+
+@kernel
+def prepare(P, body, places, multipliers, work, ties, index, L, schur, kept):
     """Factorise f on a face: free coordinates, rows that hold, L with LLᵀ = P there, and the rest.
 
-    Rows that are tied by bounds alone are left out.
+    Rows that are tied by bounds alone are left out. Where P is singular there, L is the factor of
+    P + Σ σ a aᵀ over the equations, with σ in line SHARES of the second table.
     L and the order of its coordinates in ``index`` may have been ``kept`` from when it was made.
-    Where systems are solved by conjugate gradients, see `iterates`, L is P there.
+    Where systems are solved by conjugate gradients, see `iterates`, L is P there, or nothing where
+    all are free.
     Returns how many coordinates are free and how many rows hold, (−1, 0) where that is singular.
     The integers in ``index`` are the free coordinates, and from n on the rows that hold.
     """
@@ -134,17 +201,23 @@ def prepare(P, body, places, multipliers, work, index, L, schur, kept):
     if held > free:
         return -1, 0
     dense, whole = len(P) > 0, iterates(index)
-    if dense and not kept:
+    for j in range(held):
+        normal = work[NORMALS + j]
         for a in range(free):
+            normal[a] = slope(body, index[n + j], index[a], work[SIDES])
+    if not kept:
+        fill(0.0, ties[SHARES])
+    if dense and not kept:
+        for a in range(0 if whole and free == n else free):
             i = index[a]
             for b in range(free if whole else a + 1):
                 L[a, b] = P[i, index[b]]
-        if not (whole or factor(L, free)):
+        regular = whole or factor(L, free)
+        if not (regular or _share(P, free, held, body, work, ties, index, L)):
             return -1, 0
     for j in range(held):
         normal, reduced = work[NORMALS + j], work[NORMALS + k + j]
         for a in range(free):
-            normal[a] = slope(body, index[n + j], index[a], work[SIDES])
             reduced[a] = normal[a]
         if dense and not whole:
             forward(L, reduced, free)
@@ -167,13 +240,14 @@ def _flatten(r, free, held, work, found, schur):
 
 
 @kernel
-def _iterate(free, held, work, ties, L, schur, fall):
+def _iterate(P, free, held, work, ties, L, schur, fall, size):
     """The system of `solve` by conjugate gradients along the face; False if they do not arrive.
 
     L is P on the face, and the Schur complement that of the identity. Lines Y, WAY, HELD and PB are
     scratch.
     """
     z, u, r, way, bent, found = work[Z], work[Y], work[WAY], work[HELD], work[PB], ties[FOUND]
+    matrix = P if free == len(P) else L
     for j in range(held):
         found[j] = ties[SHORT, j]
     forward(schur, found, held)
@@ -182,18 +256,19 @@ def _iterate(free, held, work, ties, L, schur, fall):
         u[a] = 0.0
     for j in range(held):
         add(u, found[j], work[NORMALS + j], free)
-    part_times(L, u, bent, free, free)
+    part_times(matrix, u, bent, free, free)
     for a in range(free):
         r[a] = z[a] - bent[a]
     _flatten(r, free, held, work, found, schur)
     for a in range(free):
         way[a] = r[a]
-    square = dot(r, r, free)
-    target, steps = fall * fall * square, 0
+    square = begun = dot(r, r, free)
+    target, steps = fall * fall * max(square, size * size), 0
     while square > target:
-        part_times(L, way, bent, free, free)
+        part_times(matrix, way, bent, free, free)
         bend = dot(way, bent, free)
-        if steps == PATIENCE or not bend > 0:
+        slow = steps == TRIED and square > HOPE * HOPE * begun
+        if steps == PATIENCE or slow or not bend > 0:
             return False
         steps += 1
         add(u, square / bend, way, free)
@@ -202,7 +277,7 @@ def _iterate(free, held, work, ties, L, schur, fall):
         before, square = square, dot(r, r, free)
         for a in range(free):
             way[a] = r[a] + square / before * way[a]
-    part_times(L, u, bent, free, free)
+    part_times(matrix, u, bent, free, free)
     for a in range(free):
         bent[a] = z[a] - bent[a]
         z[a] = u[a]
@@ -211,14 +286,16 @@ def _iterate(free, held, work, ties, L, schur, fall):
 
 
 @kernel
-def solve(k, free, held, dense, work, ties, index, L, schur, fall):
+def solve(P, k, free, held, work, ties, index, L, schur, fall, size):
     """P u + Σ ν_j a_j = z and ⟨a_j, u⟩ = c_j on a prepared face; False if that is not found.
 
     z is in line Z and c in line SHORT of the tables; u takes the place of z, ν is in line FOUND.
-    By ``fall`` the residual has to fall where conjugate gradients find them.
+    Where conjugate gradients find them the residual has to fall to ``fall`` times what it is at
+    first, or times ``size`` if that is more.
     """
+    dense = len(P) > 0
     if dense and iterates(index):
-        return _iterate(free, held, work, ties, L, schur, fall)
+        return _iterate(P, free, held, work, ties, L, schur, fall, size)
     z, found = work[Z], ties[FOUND]
     if dense:
         forward(L, z, free)
@@ -230,6 +307,8 @@ def solve(k, free, held, dense, work, ties, index, L, schur, fall):
         add(z, -found[j], work[NORMALS + k + j], free)
     if dense:
         backward(L, z, free)
+    for j in range(held):
+        found[j] += ties[SHARES, index[len(z) + j]] * ties[SHORT, j]
     return True
 
 
@@ -290,48 +369,60 @@ def _tie(body, row, places, q, px, x, multipliers, sides):
 
 
 @kernel
-def minimise(P, q, body, places, multipliers, x, work, ties, index, L, schur, kept):
+def minimise(P, q, body, eps, places, multipliers, x, work, ties, index, L, schur, kept):
     """The minimiser x of f on the face, and the multipliers of the rows; False if singular.
 
     Where coordinates are held is told by ``places``, which rows hold by ``multipliers`` > 0, and
     the signs in budgets by line SIDES. P x is in line PY afterwards. For ``kept`` see `prepare`.
-    Where conjugate gradients do not arrive a factor takes their place.
+    Conjugate gradients begin at the point of the face in line X, and find what counts in the dtype
+    that has this eps. Where they do not arrive a factor takes their place.
     """
-    given = P, q, body, places, multipliers, x, work, ties, index, L, schur
+    given = P, q, body, eps, places, multipliers, x, work, ties, index, L, schur
     if not iterates(index):
-        return _on_face(*given, kept)
+        return on_face(*given, kept)
     copy(multipliers, ties[GIVEN])
-    if _on_face(*given, kept):
+    if on_face(*given, kept):
         return True
     index[-1] = 0
     copy(ties[GIVEN], multipliers)
-    return _on_face(*given, False)
+    return on_face(*given, False)
 
 
 @kernel
-def _on_face(P, q, body, places, multipliers, x, work, ties, index, L, schur, kept):
+def blur(index, eps):
+    """Units that what `minimise` finds is off by: rounding, or what iterations have left."""
+    return ONCE if iterates(index) and eps == SINGLE else ROUNDING * DOUBLE
+
+
+@kernel
+def on_face(P, q, body, eps, places, multipliers, x, work, ties, index, L, schur, kept):
     """See `minimise`, by conjugate gradients or a factor."""
     n, k = len(q), len(body)
-    free, held = prepare(P, body, places, multipliers, work, index, L, schur, kept)
+    free, held = prepare(P, body, places, multipliers, work, ties, index, L, schur, kept)
     if free < 0:
         return False
-    dense = len(P) > 0
-    sides, z, py = work[SIDES], work[Z], work[PY]
+    sides, z, py, whole = work[SIDES], work[Z], work[PY], len(P) > 0 and iterates(index)
+    last = 1 if whole and eps == SINGLE else 2
+    fall, size = ONCE if last == 1 else FALL, 0.0
     for i in range(n):
-        where = places[i]
+        where, begin = places[i], work[X, i] if whole else 0.0
         x[i] = (
             body[table.LOWER, i]
             if where == place.LOW
             else (body[table.UPPER, i] if where == place.HIGH else 0.0)
         )
+        if where == place.FREE:
+            x[i] = begin
+            size += q[i] * q[i]
+    size = math.sqrt(size)
     for row in range(table.ROWS):
         multipliers[row] = 0.0
     for row in range(table.ROWS, k):
         tied = holds(body, row, multipliers) and is_tied(body, row, places, sides)
         multipliers[row] = np.nan if tied else 0.0
-    for attempt in range(3):  # the second time for the rounding of the first
+    for attempt in range(last + 1):  # the second time for the rounding of the first
         product(P, x, py)
-        if attempt == 2:
+        if attempt == last:
             break
         for a in range(free):
             i = index[a]
@@ -345,8 +436,9 @@ def _on_face(P, q, body, places, multipliers, x, work, ties, index, L, schur, ke
             for i in range(n):
                 total += slope(body, row, i, sides) * x[i]
             ties[SHORT, j] = -total
-        if not solve(k, free, held, dense, work, ties, index, L, schur, FALL):
+        if not solve(P, k, free, held, work, ties, index, L, schur, fall, size):
             return False
+        size = 0.0
         for a in range(free):
             x[index[a]] += z[a]
         for j in range(held):

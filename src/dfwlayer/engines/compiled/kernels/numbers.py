@@ -7,6 +7,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import (
     BENT,
+    DOUBLE,
     LARGEST,
     SINGLE,
     SKEW,
@@ -33,6 +34,7 @@ __all__ = [
 ASYMMETRY = 5e-5
 NEITHER, CONVEX, DEFINITE = 0, 1, 2  # what P is
 FACTORED = 64  # coordinates up to which P is factorised to tell whether it bends down
+GOLDEN = 0.6180339887498949  # multiples of it, less whole numbers, are spread evenly
 
 
 @kernel
@@ -47,10 +49,37 @@ def rounded(value, eps):
     return float(np.float32(value)) if eps == SINGLE else value
 
 
+@summing
+def _mirrors(P, along, across):
+    """Whether P r and Pᵀr are the same to rounding, for an r that no structure of P is made for.
+
+    One pass over the rows, while to compare each entry with its mirror image reads columns, and
+    takes four times as long. ``along`` and ``across`` (n,) are scratch.
+    """
+    n, largest = len(P), 0.0
+    for i in range(n):
+        share = (i * GOLDEN) % 1.0
+        along[i], across[i] = 1.0 + share, 0.0
+        largest = max(largest, abs(P[i, i]))
+    worst = 0.0
+    for i in range(n):
+        row, c, total = P[i], along[i], 0.0
+        for j in range(n):
+            total += row[j] * along[j]
+            across[j] += c * row[j]
+        across[i] -= total
+    for i in range(n):
+        off = abs(across[i])
+        worst = off if not off <= worst else worst  # keeps a NaN
+    return worst <= 8 * n * DOUBLE * largest
+
+
 @kernel
 def symmetric(P, eps, out):
     """P, or its symmetric part in ``out`` if it is so to rounding only; whether it is at all."""
     n = len(P)
+    if n > FACTORED and _mirrors(P, out[0], out[1]):
+        return P, True
     largest = skew = 0.0
     for i in range(n):
         largest = max(largest, abs(P[i, i]))

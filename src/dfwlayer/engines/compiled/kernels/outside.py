@@ -8,7 +8,7 @@ from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.active import side_of
 from dfwlayer.engines.compiled.kernels.certificate import gap_beside, gap_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
-from dfwlayer.engines.compiled.kernels.dense import STAMP, copy, entry, fill, summing
+from dfwlayer.engines.compiled.kernels.dense import STAMP, add_four, copy, entry, fill
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.polytope import project
 from dfwlayer.engines.compiled.kernels.search import fit
@@ -18,13 +18,6 @@ __all__ = ["adjoint", "assess", "begin", "certify", "combine", "correlate", "dot
 
 
 TILE = 2048  # columns whose sums stay in the fastest memory
-
-
-@summing
-def _add_rows(a, b, c, d, rows, i, j, k, m, first, end, out):
-    """Add four rows, each times a number, to some columns of a sum."""
-    for at in range(first, end):
-        out[at] += a * rows[i, at] + b * rows[j, at] + c * rows[k, at] + d * rows[m, at]
 
 
 def _on_disk(stamp):
@@ -222,7 +215,7 @@ def _on_disk(stamp):
                 for a in range(0, k, 4):
                     i, j = min(a + 1, k - 1), min(a + 2, k - 1)
                     m = min(a + 3, k - 1)
-                    _add_rows(
+                    add_four(
                         x[b, a],
                         x[b, i] if a + 1 < k else 0.0,
                         x[b, j] if a + 2 < k else 0.0,

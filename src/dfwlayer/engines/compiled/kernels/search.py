@@ -22,7 +22,6 @@ from dfwlayer.engines.compiled.kernels.dense import (
     absolute,
     copy,
     entry,
-    factor,
     fill,
     kernel,
     making,
@@ -36,13 +35,15 @@ from dfwlayer.engines.compiled.kernels.faces import (
     LINES,
     NORMALS,
     PY,
+    SHARES,
     SHORT,
     SIDES,
     WAY,
     X,
     Y,
     Z,
-    free_in,
+    factor_on,
+    has_shares,
     holds,
     is_tied,
     iterates,
@@ -139,11 +140,9 @@ def _search(
             # the bound of a coordinate is absent, or rounding of x has left a slope that all
             # of the set is wide for; the curvature of f tells how little it matters
             value_and_gradient(own_P, own_q, own_A, own_b, point, g)
-            if iterates(index):
-                index[-1] = 0
-                if not factor(L, free_in(where)):
-                    codes[0, b] = outcome.UNPROVEN
-                    continue
+            if (iterates(index) or has_shares(ties)) and not factor_on(own_P, where, index, L):
+                codes[0, b] = outcome.UNPROVEN
+                continue
             scratch = work[WAY], work[Y], work[PY]
             closed = relaxed_gap(
                 own_P, body, point, g, forces, where, work[SIDES], L, index, *scratch
@@ -168,8 +167,8 @@ def _adjoint(
     """See `adjoint` below."""
     work, ties, schur, index, L, S = memory
     n, k = v.shape[1], bodies.shape[1]
-    dense = P.shape[1] > 0
     fill(0.0, ties[SHORT])
+    fill(0.0, ties[SHARES])
     fall = max(4 * DOUBLE, 0.01 * eps)
     if not kept:
         index[-1] = 0
@@ -180,20 +179,20 @@ def _adjoint(
         own_P, _ = symmetric(P[own(b, P)], eps, S)
         body = bodies[own(b, bodies)]
         copy(sides[b], work[SIDES])
-        face = own_P, body, places[b], multipliers[b], work, index, L, schur
+        face = own_P, body, places[b], multipliers[b], work, ties, index, L, schur
         free, held = prepare(*face, kept)
         if free < 0:
             continue
         for a in range(free):
             work[Z, a] = v[b, index[a]]
-        if not solve(k, free, held, dense, work, ties, index, L, schur, fall):
+        if not solve(own_P, k, free, held, work, ties, index, L, schur, fall, 0.0):
             index[-1] = 0
             free, held = prepare(*face, False)
             if free < 0:
                 continue
             for a in range(free):
                 work[Z, a] = v[b, index[a]]
-            solve(k, free, held, dense, work, ties, index, L, schur, fall)
+            solve(own_P, k, free, held, work, ties, index, L, schur, fall, 0.0)
         for a in range(free):
             u[b, index[a]] = work[Z, a]
         for j in range(held):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import place, table
-from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
+from dfwlayer.engines.compiled.kernels.constants import CLEAR
 from dfwlayer.engines.compiled.kernels.dense import kernel
 from dfwlayer.engines.compiled.kernels.faces import forces
 
@@ -25,8 +25,8 @@ def pushed(r, hold, wall, side):
 
 
 @kernel
-def judge(q, body, places, multipliers, x, px, bound, sides):
-    """Whether the minimiser on a face solves the problem.
+def judge(q, body, places, multipliers, x, px, bound, sides, blur):
+    """Whether the minimiser on a face, off by so many units, solves the problem.
 
     Of two bounds that are one the coordinate is placed at the one that its force pushes against.
     """
@@ -41,7 +41,7 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         for i in range(n):
             steep = max(steep, abs(body[row, i]))
         noise += abs(multipliers[row]) * steep
-    noise *= ROUNDING * DOUBLE
+    noise *= blur
     verdict = CLEARLY
     for row in range(table.ROWS, k):
         if body[row, table.KIND] != table.BUDGET:
@@ -57,7 +57,7 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         elif kinked:
             return WRONG
         else:
-            clear, ahead = CLEAR * ROUNDING * DOUBLE * total, body[row, table.TOTAL] - total
+            clear, ahead = CLEAR * blur * total, body[row, table.TOTAL] - total
         if ahead < -clear:
             return WRONG
         if ahead < clear:
@@ -69,6 +69,7 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
         if low == high:
             places[i] = pushed(r, hold, low, sides[i])
             continue
+        tied = False
         if where == place.FREE:
             ahead = min(x[i] - low, high - x[i])
             size = widest
@@ -78,16 +79,18 @@ def judge(q, body, places, multipliers, x, px, bound, sides):
                 size = max(size, abs(high))
             if hold > 0:
                 ahead = min(ahead, sides[i] * x[i])
-            clear = CLEAR * ROUNDING * DOUBLE * size
+            clear = CLEAR * blur * size
         else:
             clear = CLEAR * noise
             if where == place.ZERO:
                 ahead = hold - abs(r)
+                # what is tied there stays, with a derivative of 0, as of two columns that are one
+                tied = abs(ahead) <= blur * (abs(px[i]) + abs(q[i]) + hold)
             else:
                 r += hold * sides[i]
                 ahead = r if where == place.LOW else -r
         if ahead < -clear:
             return WRONG
-        if ahead < clear:
+        if ahead < clear and not tied:
             verdict = DOUBTFUL
     return verdict

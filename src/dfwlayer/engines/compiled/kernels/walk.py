@@ -6,9 +6,16 @@ and leaves the factor by plane rotations; a budget that is met holds from then o
 the coordinates whose multipliers are wrong by most are freed and join the factor. It takes more
 steps than `search`, but each costs no more than the square of how many coordinates are free, a
 start next to the solution needs few of them, and ill conditioning does not count.
+
+P need not be definite. Where the column of a coordinate depends on those of others that are free,
+there is a way along which f does not bend. A small pivot is then assumed, so that the minimiser is
+far out along that way, on the side where f falls, and the first wall on it ends the dependence:
+whatever meets it leaves the factor. In the end the factor is made anew, of P alone.
 """
 
 from __future__ import annotations
+
+import math
 
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.active import (
@@ -30,11 +37,41 @@ from dfwlayer.engines.compiled.kernels.active import (
 )
 from dfwlayer.engines.compiled.kernels.dense import add, factor, fill, join, kernel, leave
 
-__all__ = ["walk"]
+__all__ = ["FLAT", "walk"]
+
+FLAT = -2  # for how many are free: f is flat along the face that was found
 
 FIRST, SHARE = 8, 4  # coordinates freed at once: this many, and one for so many that are free
 NEARLY = 0.3  # of what the best one promises, down to which others are freed with it
 PATIENCE = 20  # solves for each coordinate, and for as many more
+# The square of a pivot where there is none, against the diagonal: above what rounding leaves of
+# zero in a product with an ill-conditioned factor, or its errors would grow from row to row, and so
+# small that steps along such a way reach any wall
+LEAST = 2.0**-33
+
+
+@kernel
+def _joined(P, i, bound, free, index, L, assumed):
+    """Add a coordinate to the factor as its last; False if its pivot had to be assumed.
+
+    Where others were ``assumed`` before, rounding may look like one.
+    """
+    found = join(P, i, free, index, L)
+    least = LEAST * (P[i, i] if P[i, i] > 0 else bound)
+    if found and not (assumed and L[free, free] * L[free, free] < least):
+        return True
+    L[free, free] = math.sqrt(least)
+    index[free] = i
+    return False
+
+
+@kernel
+def _anew(P, free, index, L):
+    """The factor on free coordinates in their order; False if it is singular."""
+    for a in range(free):
+        for b in range(a + 1):
+            L[a, b] = P[index[a], index[b]]
+    return factor(L, free)
 
 
 @kernel
@@ -45,7 +82,7 @@ def walk(
     """From a feasible start to the minimiser; how many are free, steps, solves, multiplications.
 
     The first of the results is negative if there is none: the steps or the ``effort``, of
-    multiplications, did not suffice, or f is flat. A step is a round of multipliers.
+    multiplications, did not suffice, or f is `FLAT`. A step is a round of multipliers.
 
     L has the factor of the first ``kept`` of the coordinates in ``index``, all that are free or 0.
     """
@@ -55,18 +92,21 @@ def walk(
     rows_that_hold(body, x, holds)
     pull(P, q, x, places, work)
     free, fresh, steps, solves, spent = kept, 0, 0, 0, 0.0
+    assumed = False  # there are pivots in L that P has not
     for i in range(p if kept == 0 else 0):
         if places[i] == place.FREE:
             if free == limit:
                 return -1, steps, solves, spent
             index[free] = i
-            for a in range(free + 1):
-                L[free, a] = P[i, index[a]]
             free += 1
     if kept == 0:
         spent += free**3 / 6
-        if spent > effort or not factor(L, free):
+        if spent > effort:
             return -1, steps, solves, spent
+        if not _anew(P, free, index, L):
+            assumed = True
+            for a in range(free):
+                _joined(P, index[a], bound, a, index, L, assumed)
     while True:
         solves += 1
         spent += (1.0 + len(body) - table.ROWS) * free * free + p
@@ -152,11 +192,17 @@ def walk(
         if released:
             continue
         steps += 1
-        spent += 2.0 * p * p
+        spent += p * p + p * free
         pull(P, q, x, places, work)  # without the rounding of what came and went
-        best = prices(P, q, body, x, places, sides, multipliers, bound, work)
+        best = prices(P, q, body, x, places, sides, multipliers, bound, free, index, work)
         if best == 0:
-            return free, steps, solves, spent
+            if not assumed:
+                return free, steps, solves, spent
+            spent += free**3 / 6
+            if not _anew(P, free, index, L):
+                return FLAT, steps, solves, spent
+            assumed = False
+            continue
         wrong, g = work[WRONG], work[GRADIENT]
         while fresh < FIRST + free // SHARE:
             chosen, largest = -1, NEARLY * best
@@ -165,15 +211,20 @@ def walk(
                     chosen, largest = i, wrong[i]
             if chosen < 0:
                 break
-            wrong[chosen], was[chosen] = 0.0, BARRED
+            wrong[chosen] = 0.0
             if free == limit:
                 return -1, steps, solves, spent
             spent += 0.5 * free * free + p
-            if join(P, chosen, free, index, L):
-                add(work[PULL], -x[chosen], P[chosen], p)
-                was[chosen] = places[chosen]
-                if places[chosen] == place.ZERO:
-                    sides[chosen] = -1.0 if g[chosen] > 0 else 1.0
-                places[chosen] = place.FREE
-                free += 1
-                fresh += 1
+            bends = _joined(P, chosen, bound, free, index, L, assumed)
+            if not bends and fresh > 0:  # beside those that were freed f may not fall that way
+                continue
+            add(work[PULL], -x[chosen], P[chosen], p)
+            was[chosen] = places[chosen]
+            if places[chosen] == place.ZERO:
+                sides[chosen] = -1.0 if g[chosen] > 0 else 1.0
+            places[chosen] = place.FREE
+            free += 1
+            fresh += 1
+            if not bends:  # a long way, which others should not have to go
+                assumed = True
+                break
