@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +52,7 @@ class Pieces:
 
         The objective is that of the slopes below all kinks, divided by ``scale``.
         """
-        engine = _engine()
+        engine = compiled.with_kinks()
         if engine is None or not isinstance(objective, Quadratic) or not _plain(at):
             return None
         n, depth = self.present.shape
@@ -67,9 +65,7 @@ class Pieces:
         order = np.zeros((1, n, 1), np.int64)
         if depth > 1:
             order = np.argsort(places, -1, kind="stable")
-            places, costs, jumps = (
-                _taken(part, order) for part in (places, costs, jumps)
-            )
+            places, costs, jumps = (_taken(part, order) for part in (places, costs, jumps))
         given = engine.Bent(
             _array(P, (0, 0)),
             _array(q, (n,)),
@@ -97,7 +93,8 @@ class Pieces:
         now = dict(at)
         now["lower"], now["upper"] = self._ends(place, lower, upper, order, below, single)
         if jump is not None:
-            assert G is not None and h is not None
+            assert G is not None
+            assert h is not None
             now["G"], now["h"] = _turned(G, h, jump, place, passed)
         shifted = Quadratic(P, q + (slopes[..., 0] if depth == 1 else slopes.sum(-1)))
         return Posed(shifted, now, lambda x: found.hold(x.detach().numpy().reshape(-1, n)))
@@ -168,8 +165,8 @@ def _taken(values: Numbers, order: Numbers) -> Numbers:
     """The last dimension in an order (·, n, K)."""
     order = order.reshape(len(order), *[1] * (values.ndim - 3), *order.shape[1:])
     lead = np.broadcast_shapes(values.shape[:-1], order.shape[:-1])
-    both = (np.broadcast_to(part, (*lead, part.shape[-1])) for part in (values, order))
-    return np.take_along_axis(*both, -1)
+    wide, places = (np.broadcast_to(p, (*lead, p.shape[-1])) for p in (values, order))
+    return np.take_along_axis(wide, places, -1)
 
 
 def _plain(at: Values) -> bool:
@@ -177,11 +174,3 @@ def _plain(at: Values) -> bool:
     if torch._C._are_functorch_transforms_active():
         return False
     return all(value.is_cpu for value in at.values())
-
-
-@cache
-def _engine() -> Any:
-    """The compiled code, None where there is none."""
-    if not compiled.available():
-        return None
-    return import_module("dfwlayer.engines.compiled.pieces")
