@@ -91,8 +91,7 @@ def test_solutions_are_those_of_cvxpy_and_gradients_those_of_differences(seed):
         exact = sum((g * d).sum() for g, d in zip(gradients, along, strict=True) if g is not None)
         at, step = [v.detach() for v in values], 1e-6
         ahead, back = (
-            loss(*[v + sign * step * d for v, d in zip(at, along, strict=True)])
-            for sign in (1, -1)
+            loss(*[v + sign * step * d for v, d in zip(at, along, strict=True)]) for sign in (1, -1)
         )
         assert float(exact) == pytest.approx(float((ahead - back) / (2 * step)), rel=1e-4, abs=1e-5)
         if not lead:
