@@ -81,9 +81,9 @@ class Pieces:
         found = engine.located(given)
         if found is None:
             return None
-        parts = ((P, 2), (q, 1), (G, 2), (h, 1), (at.get("A"), 2), (at.get("b"), 1))
-        parts += ((lower, 1), (upper, 1), (place, 2), (cost, 2), (jump, 3))
-        single = all(t is None or t.dim() == rank for t, rank in parts)
+        parts = [P, q, G, h, at.get("A"), at.get("b"), lower, upper, place, cost, jump]
+        ranks = 2, 1, 2, 1, 2, 1, 1, 1, 2, 2, 3
+        single = all(t is None or t.dim() == k for t, k in zip(parts, ranks, strict=True))
         mask = (np.argsort(order, -1) < found.below[..., None]).astype(np.float64)
         passed = torch.from_numpy(mask[0] if single else mask)
         now = dict(at)
@@ -94,7 +94,7 @@ class Pieces:
         index = torch.from_numpy(self._ends(found.given, order, found.below))
         pool = self._pool(place, lower, upper, () if single else (len(mask),))
         ends = pool.gather(-1, index[0] if single else index)
-        now["lower"], now["upper"] = ends.split(n, -1)
+        now["lower"], now["upper"] = ends[..., :n], ends[..., n:]
         slopes = (cost * passed).sum(-1) if depth > 1 else (cost * passed)[..., 0]
         shifted = Quadratic(P, q + slopes)
         return Posed(shifted, now, lambda x: found.hold(x.detach().numpy().reshape(-1, n)))
