@@ -233,8 +233,13 @@ def compile_all(first: str = "") -> bool:
             ("thin", Quadratic(eye.to_sparse(), q), Polyhedron(eye, 0.0)),
             ("barrier", single, Polyhedron(eye.float(), 0.0)),
         )
+        kinks = compiled.with_kinks()
+        if kinks is not None and first == "pieces":
+            kinks.try_out()
         for _, objective, body in sorted(examples, key=lambda each: first not in each[0].split()):
             torch.autograd.grad(solve(objective, body).x.sum(), q)
+        if kinks is not None:
+            kinks.try_out()
     return compiled.available()
 
 

@@ -83,7 +83,7 @@ CASES = {
     ),
     "l1 rows": Case(
         constrained(lambda s: [cp.norm1(s.x) <= 0.4, s.G @ s.x <= s.h]),
-        "polyhedron (0 equations, 4 inequalities, bounds)",
+        "polyhedron (0 equations, 4 inequalities)",
         "h",
     ),
     "l2": Case(
@@ -123,10 +123,10 @@ CASES = {
         constrained(lambda s: [cp.norm(s.x) <= 0.4, cp.sum(s.x) <= 0.1]),
         "polyhedron ∩ 2-norm ball",
     ),
-    "lasso": Case(with_cost(lambda s: s.t * cp.norm1(s.x)), "box", "t"),
+    "lasso": Case(with_cost(lambda s: s.t * cp.norm1(s.x)), "all points", "t"),
     "costs": Case(
         with_cost(lambda s: s.t * cp.sum(cp.neg(s.x)) + cp.sum(cp.pos(s.x)) + 0.1 * cp.norm1(s.x)),
-        "box",
+        "all points",
         "t",
     ),
     "total variation": Case(

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ from dfwlayer.integrations.descriptions import (
     mirrored,
     problem_of,
 )
+from dfwlayer.integrations.tickets import Graph, gradients_of, keep
 from dfwlayer.ops.rows import common_shape
 from dfwlayer.solution import Status
 
@@ -154,16 +155,24 @@ def _specs(arrays: Sequence[Any]) -> tuple[Spec, ...]:
 
 @dataclass(frozen=True)
 class _Solve:
-    """Tensors ↦ x, value, gap, number of steps, status."""
+    """Tensors ↦ x, value, gap, number of steps, status, and a ticket if the graph is kept."""
 
     problem: Problem
+    kept: tuple[int, ...] = ()  # the tensors in which gradients of the graph are to be had
 
     def outputs(self, specs: tuple[Spec, ...]) -> list[tuple[tuple[int, ...], Any]]:
         """Shapes and dtypes."""
         lead, shape, _ = self.problem.fit(specs)
         dtype = next(str(s.dtype) for s in specs if s.dtype.is_floating_point)
         dtype = dtype.removeprefix("torch.")
-        return [((*lead, *shape), dtype), (lead, dtype), (lead, dtype)] + 2 * [(lead, "int32")]
+        found: list[tuple[tuple[int, ...], Any]] = [((*lead, *shape), dtype)]
+        found += 2 * [(lead, dtype)] + 2 * [(lead, "int32")]
+        return [*found, ((), "int32")] if self.kept else found
+
+    @property
+    def tickets(self) -> int:
+        """How many of the outputs are tickets."""
+        return int(bool(self.kept))
 
     def batches(self, specs: tuple[Spec, ...]) -> bool:
         """Whether all tensors may have further dimensions in front."""
@@ -174,6 +183,8 @@ class _Solve:
     ) -> tuple[Tensor, ...]:
         """Solve, differentiably to an order; with the dimensions in front as a batch."""
         front = _front(tensors, specs)
+        if self.kept:
+            return self._keeping(tensors, specs, front or (), order)
         if front is not None:
             layouts = self.problem.layouts(specs)
             assert layouts is not None
@@ -191,42 +202,77 @@ class _Solve:
             out.expand(*front, *lead, *(shape if i == 0 else ())) for i, out in enumerate(outs)
         )
 
+    def _keeping(
+        self, tensors: Sequence[Tensor], specs: tuple[Spec, ...], front: tuple[int, ...], order: int
+    ) -> tuple[Tensor, ...]:
+        """Solve, and keep the graph; JAX takes the memory of its arrays back."""
+        plain = replace(self, kept=())
+        if order > 0:
+            return (*plain(tensors, specs, order), torch.zeros(front, dtype=torch.int32))
+        own = [t.clone() for t in tensors]
+        for i in self.kept:
+            own[i] = tensors[i].expand((*front, *specs[i].shape)).clone().requires_grad_()
+        outs = plain(own, specs, 1)
+        given = own[:-1] if self.problem.start else own
+        ticket = keep(Graph(_Solve(replace(self.problem, start=True)), given, outs))
+        return (*outs, torch.full(front, ticket, dtype=torch.int32))
+
+    def watched(self, wanted: tuple[int, ...], specs: tuple[Spec, ...]) -> _Solve:
+        """The same with its graph kept, where the gradient is that of the exact solution."""
+        if not wanted or self.problem.fit(specs).mode != "implicit":
+            return self
+        return replace(self, kept=wanted)
+
     def after(self, arrays: tuple[Any, ...], outs: Sequence[Any]) -> tuple[_Solve, tuple[Any, ...]]:
         """The same for a derivative, from where the solution is known to be."""
         problem = self.problem
         if problem.fit(_specs(arrays)).mode != "implicit":
-            return self, arrays
+            return replace(self, kept=()), arrays
         own = arrays[:-1] if problem.start else arrays
         return _Solve(replace(problem, start=True)), (*own, jax.lax.stop_gradient(outs[0]))
 
 
 @dataclass(frozen=True)
 class _Pullback:
-    """(inputs, gradients in some outputs) ↦ gradients in some of the inputs."""
+    """(inputs, gradients in some outputs, a ticket if any) ↦ gradients in some of the inputs."""
 
     of: _Solve | _Pullback
     given: tuple[int, ...]  # outputs
     wanted: tuple[int, ...]  # inputs
+    ticket: bool  # whether there is one, the last of the inputs
+
+    tickets: ClassVar = 0
 
     def outputs(self, specs: tuple[Spec, ...]) -> list[tuple[tuple[int, ...], Any]]:
         return [(specs[i].shape, str(specs[i].dtype).removeprefix("torch.")) for i in self.wanted]
 
+    @property
+    def _inner(self) -> slice:
+        """The inputs of what is differentiated."""
+        return slice(0, -len(self.given) - self.ticket)
+
     def batches(self, specs: tuple[Spec, ...]) -> bool:
-        return self.of.batches(specs[: -len(self.given)])
+        return self.of.batches(specs[self._inner])
 
     def __call__(
         self, tensors: Sequence[Tensor], specs: tuple[Spec, ...], order: int = 0
     ) -> tuple[Tensor, ...]:
         """By autograd; each problem of a batch has gradients of its own."""
-        front, count = _front(tensors, specs), len(self.given)
-        at, gradients = list(tensors[:-count]), tensors[-count:]
+        front, inner = _front(tensors, specs), self._inner
+        at, gradients = list(tensors[inner]), tensors[inner.stop :][: len(self.given)]
+        if front is not None:
+            for i in self.wanted:
+                at[i] = at[i].expand(*front, *specs[i].shape)
+        if self.ticket and order == 0:
+            arriving = dict(zip(self.given, gradients, strict=True))
+            known = gradients_of(tensors[-1], self.of, at, self.wanted, arriving)
+            if known is not None:
+                return known
         with torch.enable_grad():
             for i in self.wanted:
-                if front is not None:
-                    at[i] = at[i].expand(*front, *specs[i].shape)
                 if order == 0 or not at[i].requires_grad:
                     at[i] = at[i].detach().requires_grad_()
-            outs = self.of(at, specs[:-count], order + 1)
+            outs = self.of(at, specs[inner], order + 1)
             pairs = [
                 (outs[i], g.expand_as(outs[i]))
                 for i, g in zip(self.given, gradients, strict=True)
@@ -244,6 +290,9 @@ class _Pullback:
         self, arrays: tuple[Any, ...], outs: Sequence[Any]
     ) -> tuple[_Pullback, tuple[Any, ...]]:
         return self, arrays
+
+    def watched(self, *_: Any) -> _Pullback:
+        return self
 
 
 _Recipe = _Solve | _Pullback
@@ -291,7 +340,8 @@ def _callback(recipe: _Recipe, specs: tuple[Spec, ...]) -> Callable[..., list[np
 
 def _called(recipe: _Recipe, specs: tuple[Spec, ...], values: Sequence[Any]) -> list[np.ndarray]:
     """With arrays for tensors; problems that cannot be one batch are called one by one."""
-    tensors = [from_dlpack(value) for value in values]
+    # the capsule itself, as asking an array of JAX for its device takes as long as a small solve
+    tensors = [from_dlpack(value.__dlpack__()) for value in values]
     front = _front(tensors, specs)
     if front is None or recipe.batches(specs):
         return [out.detach().numpy() for out in recipe(tensors, specs)]
@@ -326,23 +376,27 @@ def _differentiable(recipe: _Recipe) -> Callable[..., Any]:
 
     def forward(*primals: Any) -> tuple[list[Any], Any]:
         arrays = tuple(p.value for p in primals)
-        outs = run(*arrays)  # not the call itself, which would have no second derivative
         wanted = tuple(
             i
             for i, p in enumerate(primals)
             if p.perturbed and jnp.issubdtype(p.value.dtype, jnp.floating)
         )
+        # not the call itself, which would have no second derivative
+        watched = recipe.watched(wanted, _specs(arrays))
+        outs = (run if watched == recipe else _differentiable(watched))(*arrays)
         again, kept = recipe.after(arrays, outs)
-        return outs, (_Known(again, wanted, len(primals)), kept)
+        tickets = tuple(outs[len(outs) - watched.tickets :])
+        own = outs[: len(outs) + recipe.tickets - watched.tickets]
+        return own, (_Known(again, wanted, len(primals)), kept, tickets)
 
     def backward(kept: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        known, arrays = kept
+        known, arrays, tickets = kept
         zero = jax.custom_derivatives.SymbolicZero
         seeds = {i: g for i, g in enumerate(gradients) if not isinstance(g, zero)}
         full: list[Any] = [None] * known.inputs
         if seeds and known.wanted:
-            pulled = _Pullback(known.recipe, tuple(seeds), known.wanted)
-            found = _differentiable(pulled)(*arrays, *seeds.values())
+            pulled = _Pullback(known.recipe, tuple(seeds), known.wanted, bool(tickets))
+            found = _differentiable(pulled)(*arrays, *seeds.values(), *tickets)
             for i, each in zip(known.wanted, found, strict=True):
                 full[i] = each
         return tuple(full)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.background import busy, mode, using
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.signature import Signature
 
-__all__ = ["attempt", "available", "using"]
+__all__ = ["attempt", "available", "using", "with_kinks"]
 
 _Attempt = Callable[[Arguments, Settings, Signature | None], Attempt | None]
 
@@ -55,6 +56,11 @@ def attempt(
 def available() -> bool:
     """Whether there is compiled code to be had on the CPU."""
     return _engine("cpu") is not None
+
+
+def with_kinks() -> Any:
+    """The module that finds the pieces of problems with kinks, None where there is none."""
+    return import_module("dfwlayer.engines.compiled.pieces") if available() else None
 
 
 def _engine(device: str) -> _Attempt | None:

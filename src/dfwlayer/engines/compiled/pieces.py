@@ -11,7 +11,7 @@ from dfwlayer.engines.compiled.background import NotCompiledError, busy, mode, s
 from dfwlayer.engines.compiled.kernels import outcome, pieces
 from dfwlayer.engines.compiled.threads import spread
 
-__all__ = ["Bent", "Found", "located"]
+__all__ = ["Bent", "Found", "located", "try_out"]
 
 LARGEST = 600  # coordinates
 STEPS = 20  # for each coordinate, at most; one or two are needed
@@ -76,3 +76,13 @@ def located(given: Bent) -> Found | None:
         start(missing)
         return None
     return None if (codes[0] != outcome.SOLVED).any() else found
+
+
+def try_out() -> None:
+    """Solve a small problem, for the code to be compiled."""
+    one, none = np.ones((1, 2)), np.empty((1, 0, 2))
+    rows = none, none[..., 0], none, none[..., 0], -one, one
+    kinks = one[..., None], one[..., None], none[..., None]
+    found = located(Bent(np.eye(2)[None], one, *rows, *kinks))
+    assert found is not None
+    found.hold(-one)

@@ -153,7 +153,7 @@ class _Bending:
         return Table.joined((q.where(~mine), more))
 
     def _folds(self) -> dict[int, _Fold] | None:
-        """How each s folds the line of one coordinate: s ≥ 0 and s + E ≥ 0 for E = −σ z − offset."""
+        """How each s folds the line of one coordinate: s ≥ 0, s + E ≥ 0 for E = −σ z − offset."""
         solved, _ = self._split(self.program.solved)
         order = np.argsort(solved.row, kind="stable")
         solved = solved.where(order)
@@ -216,7 +216,8 @@ class _Bending:
         plain = []
         for table, jumps in ((costs, cost_jumps), (base, row_jumps)):
             pair = np.array([kink[int(c)] for c in jumps.column], np.int64)
-            parts, lines = [Table(pair, jumps.row, jumps.term, jumps.value)], []
+            parts = [Table(pair, jumps.row, jumps.term, jumps.value)]
+            lines: list[Table] = []
             for i, (s, fold) in enumerate(folds.items()):
                 own = table.where(table.column == s)
                 at = np.full(len(own.row), len(columns) + i)

@@ -165,11 +165,11 @@ def model_of(
             program = program_of(parts.objective, parts.constraints, parameters, own)
             program.simplify(hold, {*parts.halves, *parts.halves.values()}, kept)
             plain = not hold and not parts.balls
-            found = bent(program, parts.halves, {v.id for v in whole.values()}) if plain else None
+            turned = bent(program, parts.halves, {v.id for v in whole.values()}) if plain else None
             model = _Maker(program, parts.balls, hold, direct).model(asked)
-            if model is not None and found is not None:
-                own = _Maker(found[0], [], hold, direct, found[1]).model(asked)
-                return model if own is None else replace(own, lifted=model)
+            if model is not None and turned is not None:
+                found = _Maker(turned[0], [], hold, direct, turned[1]).model(asked)
+                return model if found is None else replace(found, lifted=model)
             if model is not None:
                 return model
             if direct:
@@ -238,7 +238,9 @@ class _Maker:
             present[self.number[self.kinks.columns], self.kinks.slots] = True
             pieces = Pieces(region, present)
             every = np.arange(self.n)
-            form = replace(form_of(replace(region, lower=every, upper=every)), told=form.told)
+            whole = form_of(replace(region, lower=every, upper=every))
+            assert whole is not None
+            form = replace(whole, told=form.told)
         diagonal, squares = self._objective()
         if squares and (form.turned is not None or not (self.n > LARGE)):
             squares = False

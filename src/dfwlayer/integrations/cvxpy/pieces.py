@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +52,7 @@ class Pieces:
 
         The objective is that of the slopes below all kinks, divided by ``scale``.
         """
-        engine = _engine()
+        engine = compiled.with_kinks()
         if engine is None or not isinstance(objective, Quadratic) or not _plain(at):
             return None
         n, depth = self.present.shape
@@ -64,12 +62,9 @@ class Pieces:
         P, q, G, h = objective.P, objective.q, at.get("G"), at.get("h")
         places = np.where(self.present, _array(place, (n, depth)), np.inf)
         costs, jumps = _array(cost, (n, depth)), _array(jump, (0, n, depth))
-        order = np.zeros((1, n, 1), np.int64)
+        order = np.argsort(places, -1, kind="stable")
         if depth > 1:
-            order = np.argsort(places, -1, kind="stable")
-            places, costs, jumps = (
-                _taken(part, order) for part in (places, costs, jumps)
-            )
+            places, costs, jumps = (_taken(part, order) for part in (places, costs, jumps))
         given = engine.Bent(
             _array(P, (0, 0)),
             _array(q, (n,)),
@@ -86,57 +81,47 @@ class Pieces:
         found = engine.located(given)
         if found is None:
             return None
-        below = found.below
-        ranks = order if depth == 1 else np.argsort(order, -1)
-        mask = (ranks < below[..., None]).astype(np.float64)
-        batch = [P, q, G, h, at.get("A"), at.get("b"), lower, upper, place, cost, jump]
-        own = [2, 1, 2, 1, 2, 1, 1, 1, 2, 2, 3]
-        single = all(t is None or t.dim() == rank for t, rank in zip(batch, own, strict=True))
+        parts = [P, q, G, h, at.get("A"), at.get("b"), lower, upper, place, cost, jump]
+        ranks = 2, 1, 2, 1, 2, 1, 1, 1, 2, 2, 3
+        single = all(t is None or t.dim() == k for t, k in zip(parts, ranks, strict=True))
+        mask = (np.argsort(order, -1) < found.below[..., None]).astype(np.float64)
         passed = torch.from_numpy(mask[0] if single else mask)
-        slopes = cost * passed
         now = dict(at)
-        now["lower"], now["upper"] = self._ends(place, lower, upper, order, below, single)
         if jump is not None:
-            assert G is not None and h is not None
+            assert G is not None
+            assert h is not None
             now["G"], now["h"] = _turned(G, h, jump, place, passed)
-        shifted = Quadratic(P, q + (slopes[..., 0] if depth == 1 else slopes.sum(-1)))
+        index = torch.from_numpy(self._ends(found.given, order, found.below))
+        pool = self._pool(place, lower, upper, () if single else (len(mask),))
+        ends = pool.gather(-1, index[0] if single else index)
+        now["lower"], now["upper"] = ends[..., :n], ends[..., n:]
+        slopes = (cost * passed).sum(-1) if depth > 1 else (cost * passed)[..., 0]
+        shifted = Quadratic(P, q + slopes)
         return Posed(shifted, now, lambda x: found.hold(x.detach().numpy().reshape(-1, n)))
 
-    def _ends(
-        self,
-        place: Tensor,
-        lower: Tensor | None,
-        upper: Tensor | None,
-        order: Numbers,
-        below: Numbers,
-        single: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """The ends of the pieces."""
-        depth, found = self.present.shape[1], []
-        if not self.present.all():
-            place = torch.where(torch.from_numpy(self.present), place, math.inf)
-        for own, number, none in (
-            (lower, below - 1, -math.inf),
-            (upper, below, math.inf),
-        ):
+    def _ends(self, given: Any, order: Numbers, below: Numbers) -> Numbers:
+        """Where the lower and the upper end of each piece are in the pool, (B, 2n)."""
+        n, depth = self.present.shape
+        line, i = np.arange(len(below))[:, None], np.arange(n)
+        found, first = [], n * depth
+        for number, own, sign in ((below - 1, given.lower, 1), (below, given.upper, -1)):
             there = (number >= 0) & (number < depth)
-            mask = torch.from_numpy(there[0] if single else there)
-            end = place[..., 0]
-            if depth > 1:
-                which = np.take_along_axis(
-                    np.broadcast_to(order, (len(below), *order.shape[1:])),
-                    number.clip(0, depth - 1)[..., None],
-                    -1,
-                )
-                spread = place.expand(*mask.shape, depth)
-                index = torch.from_numpy(which[0] if single else which)
-                end = spread.gather(-1, index)[..., 0]
-            end = torch.where(mask, end, none)
-            if own is not None:
-                inside = end > own if none < 0 else end < own
-                end = torch.where(inside, end, own)
-            found.append(end)
-        return found[0], found[1]
+            slot = number.clip(0, depth - 1)
+            place = given.places[line if len(given.places) > 1 else 0, i, slot]
+            kink = i * depth + order[line if len(order) > 1 else 0, i, slot]
+            found.append(np.where(there & (sign * place > sign * own), kink, first + i))
+            first += n
+        return np.concatenate(found, -1)
+
+    def _pool(
+        self, place: Tensor, lower: Tensor | None, upper: Tensor | None, lead: tuple[int, ...]
+    ) -> Tensor:
+        """The places of kinks, and the bounds: what ends of pieces are taken from."""
+        n = len(self.present)
+        parts = [place.flatten(-2)]
+        for own, none in ((lower, -math.inf), (upper, math.inf)):
+            parts.append(place.new_full((n,), none) if own is None else own)
+        return torch.cat([part.expand(*lead, part.shape[-1]) for part in parts], -1)
 
 
 def _turned(
@@ -166,10 +151,12 @@ def _array(value: Tensor | None, shape: tuple[int, ...]) -> Numbers:
 
 def _taken(values: Numbers, order: Numbers) -> Numbers:
     """The last dimension in an order (·, n, K)."""
+    if len(order) == 1:
+        return values[..., np.arange(order.shape[1])[:, None], order[0]]
     order = order.reshape(len(order), *[1] * (values.ndim - 3), *order.shape[1:])
     lead = np.broadcast_shapes(values.shape[:-1], order.shape[:-1])
-    both = (np.broadcast_to(part, (*lead, part.shape[-1])) for part in (values, order))
-    return np.take_along_axis(*both, -1)
+    wide, places = (np.broadcast_to(p, (*lead, p.shape[-1])) for p in (values, order))
+    return np.take_along_axis(wide, places, -1)
 
 
 def _plain(at: Values) -> bool:
@@ -177,11 +164,3 @@ def _plain(at: Values) -> bool:
     if torch._C._are_functorch_transforms_active():
         return False
     return all(value.is_cpu for value in at.values())
-
-
-@cache
-def _engine() -> Any:
-    """The compiled code, None where there is none."""
-    if not compiled.available():
-        return None
-    return import_module("dfwlayer.engines.compiled.pieces")

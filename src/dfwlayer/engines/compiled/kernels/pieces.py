@@ -144,9 +144,9 @@ def _bent_rows(given, bent):
 
 @kernel
 def _begin(given, L, rows, y):
-    """The minimiser y on the pieces of the one for the mean slopes, without rows, and all rows.
+    """The minimiser y without rows, on the pieces of that for the mean slopes, and all rows.
 
-    False where these are not for this code.
+    Bounds count for the pieces only. False where the numbers are not for this code.
     """
     n, last = given.costs.shape
     k, m = len(given.E), len(given.G)
@@ -158,8 +158,8 @@ def _begin(given, L, rows, y):
         forward(L, y, n)
         backward(L, y, n)
     for i in range(n):
-        t = 0
-        while t < last and given.places[i, t] < y[i]:
+        t, at = 0, min(max(y[i], given.lower[i]), given.upper[i])
+        while t < last and given.places[i, t] < at:
             t += 1
         rows.passed[i] = t
         y[i] = -given.q[i]
@@ -322,7 +322,7 @@ def _rise(prices, jumps, i, k):
 
 
 @kernel
-def _climb(given, L, rows, bends, held, count, y, level, most):
+def _climb(given, rows, bends, held, count, y, level, most):
     """Let rows join until none is violated; how many are held, the steps, and what became of it."""
     n, k, base = len(y), len(given.E), len(given.E) + len(given.G)
     taken = NOTHING
@@ -435,7 +435,11 @@ def _on_disk(stamp):
         normals, lengths, least, highest = (
             np.empty((width, n)), np.empty(width), np.empty(width), np.empty(width),
         )  # fmt: skip
-        state, ends, bent = np.empty(width, np.int64), np.empty((n, 2), np.int64), np.empty(m, np.int64)
+        state, ends, bent = (
+            np.empty(width, np.int64),
+            np.empty((n, 2), np.int64),
+            np.empty(m, np.int64),
+        )
         sides, worth, rates = np.empty(m), np.empty(m), np.empty(m)
         sound = False
         for b in range(first, end):
@@ -461,9 +465,7 @@ def _on_disk(stamp):
             bends = _bent_rows(given, bent) if sound else NOWHERE
             if bends < 0 or not _begin(given, L, rows, y) or not _equations(rows, k, held, y):
                 continue
-            count, taken, code = _climb(
-                given, L, rows, bends, held, k + NOTHING, y, level, most
-            )
+            count, taken, code = _climb(given, rows, bends, held, k + NOTHING, y, level, most)
             codes[0, b], codes[1, b] = code, taken
             fill(0.0, prices[b])
             for i in range(count):
@@ -473,7 +475,8 @@ def _on_disk(stamp):
 
     @entry
     def judge(
-        first, end, P, q, E, G, lowers, uppers, places, costs, jumps, pieces, prices, x, within, wrong,
+        first, end, P, q, E, G, lowers, uppers, places, costs, jumps, pieces, prices, x,
+        within, wrong,
     ):  # fmt: skip
         """Whether a force that holds x (B, n) at a kink is more than the slopes jump by: ``wrong``.
 
