@@ -1,4 +1,4 @@
-"""Numbers such as 2.5e-08 in tables stay on one line: browsers would break them after the hyphen."""
+"""Numbers such as 2.5e-08 in tables stay on one line: a browser would break them at the hyphen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,4 @@ NUMBER = re.compile(r"\d[\d.]*e-\d+")
 
 def on_page_content(content: str, **_: object) -> str:
     """Mark them, for the style sheet to keep them together."""
-    return CELL.sub(
-        lambda cell: NUMBER.sub(r'<span class="number">\g<0></span>', cell[0]), content
-    )
+    return CELL.sub(lambda cell: NUMBER.sub(r'<span class="number">\g<0></span>', cell[0]), content)

@@ -71,6 +71,10 @@ figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radi
   padding: 0.5rem; max-width: 46rem; }
 figure img { display: block; width: 100%; height: auto; }
 figcaption { font-size: 0.86rem; color: var(--dim); padding: 0.3rem 0.4rem; }
+@media (max-width: 30rem) { /* a phone: long names take two lines, so that numbers stay in sight */
+  table { font-size: 0.78rem; }
+  th, td { padding: 0.3rem 0.45rem; }
+  th.name, td.name { white-space: normal; min-width: 6rem; } }
 @media print { body { background: #fff; } .scroll { overflow: visible; } nav { display: none; }
   body > div { display: block; } }
 """

@@ -199,7 +199,9 @@ PROBE = """() => ({
   cards: document.querySelectorAll(".finding").length,
   contents: document.querySelector("nav").getBoundingClientRect().toJSON(),
   links: [...document.querySelectorAll("nav a")].map(a => Boolean(document.querySelector(a.hash))),
-  headings: document.querySelectorAll("h2").length})"""
+  headings: document.querySelectorAll("h2").length,
+  cut: [...document.querySelectorAll(".scroll")].filter(e => e.querySelector("tr").cells.length < 3
+    && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)})"""
 
 
 @pytest.mark.parametrize("width", [390, 1600])
@@ -217,6 +219,7 @@ def test_the_report_opens_in_a_browser(run, browser, width):
     assert len(seen["images"]) == len(list(out.glob("*.png")))
     assert all(seen["images"])
     assert seen["text"] >= 12
+    assert seen["cut"] == []  # two columns fit every screen
     assert seen["cards"] == len(content["findings"])
     assert len(seen["links"]) == seen["headings"]
     assert all(seen["links"])
