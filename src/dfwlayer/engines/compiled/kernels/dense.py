@@ -12,6 +12,7 @@ from zlib import crc32
 
 import numba
 import numpy as np
+from numba.core.options import DefaultOptions
 
 from dfwlayer.engines.compiled.kernels.constants import SINGULAR
 
@@ -43,17 +44,26 @@ __all__ = [
 
 # Parts of what is called from Python, which need no way in of their own.
 _inner: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def _inner_part(counts: bool) -> dict[str, Any]:
+    """Options of such parts; to count arrays or not is Numba's own, which not all may have."""
+    return {**_inner, "_nrt": counts} if hasattr(DefaultOptions, "_nrt") else _inner
+
+
 # Numba counts who holds an array whenever a line of one is taken or handed on, by instructions that
 # other cores wait for; that was two thirds of the time of a problem with ten coordinates. A kernel
 # works in memory that is held by its caller and counts nothing, so it may not make arrays, and an
 # array that it returns is not for a function that counts.
-_uncounted: dict[str, Any] = {**_inner, "_nrt": False}
-kernel = numba.njit(nogil=True, error_model="numpy", **_uncounted)
+kernel = numba.njit(nogil=True, error_model="numpy", **_inner_part(False))
 summing = numba.njit(
-    nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_uncounted
+    nogil=True,
+    error_model="numpy",
+    fastmath={"reassoc", "contract", "nsz"},
+    **_inner_part(False),
 )
 # makes arrays, and so counts, also where a kernel calls it
-making = numba.njit(nogil=True, error_model="numpy", **_inner, _nrt=True)
+making = numba.njit(nogil=True, error_model="numpy", **_inner_part(True))
 
 
 def entry(function: Any) -> Any:
