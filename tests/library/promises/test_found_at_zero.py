@@ -136,3 +136,21 @@ def test_a_zero_that_nothing_holds_is_zero(engine):
         sol = dfw.solve(dfw.Quadratic(P, q), dfw.Polyhedron(G=G, h=h))
     assert (sol.x == 0).all()
     assert (sol.value == 0).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("squared", [False, True])
+def test_zero_in_the_corner_of_a_cone(squared, dtype, compiled):
+    """Interior-point steps end next to zero, where forces and slacks are both all but zero."""
+    G = [[-0.5, 1.0, 0.5], [0.0, -0.25, 0.0], [0.0, -0.25, -0.25], [4.0, 0.0, 0.0]]
+    A = torch.tensor([[1.7642987966537476, 0.0, -0.845552921295166]], dtype=dtype)
+    zero = torch.zeros(3, dtype=dtype)
+    f = dfw.Quadratic(A.mT @ A, zero) if squared else dfw.LeastSquares(A, zero[:1])
+    rows = dfw.Polyhedron(
+        G=torch.tensor(G, dtype=dtype), h=torch.tensor([0.0, 0.0, 0.0, 6.0], dtype=dtype)
+    )
+    with dfw.engines.compiled.using(compiled):
+        sol = dfw.solve(f, rows)
+    assert int(sol.status) in (dfw.Status.CONVERGED, dfw.Status.ROUNDING_FLOOR)
+    assert float(sol.value) <= torch.finfo(dtype).eps ** 2

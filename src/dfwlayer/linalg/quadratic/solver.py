@@ -149,10 +149,11 @@ def _located(program: Program | Thin, most: int) -> tuple[Interior, Corner]:
 def _at_zero(program: Program | Thin, answer: Answer) -> Answer:
     """With x = 0 for problems ½xᵀPx that have it, than which there is no smaller value.
 
-    What steps towards it, and the last digits of a face, leave of zero is not zero.
+    What steps towards it, and the last digits of a face, leave of zero is not zero, though it
+    satisfies all conditions to what is rounding beside one.
     """
     there = (program.limits >= 0).all(-1) & (program.b == 0).all(-1) & (program.q == 0).all(-1)
-    there = there & ~answer.exact
+    there = there & (~answer.exact | (program.value(answer.x) > 0))
     rows = there.unsqueeze(-1)
     x, nu, z = (torch.where(rows, 0, part) for part in answer[:3])
     missed = torch.where(there, 0, answer.missed)
