@@ -31,7 +31,7 @@ __all__ = [
 
 # types to compare with; not as unions, which compilers before PyTorch 2.7 cannot follow
 INTEGERS = (int, np.integer)
-NUMBERS = (*INTEGERS, float, np.floating)
+NUMBERS = (float, *INTEGERS, np.floating)
 FLAGS = (bool, np.bool_)
 TEXTS = (str, bytes)
 WIDE = (torch.float32, torch.float64)  # what is solved in
