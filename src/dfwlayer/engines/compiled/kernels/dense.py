@@ -51,7 +51,8 @@ summing = numba.njit(
     nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, **_uncounted
 )
 # makes arrays, and so counts, also where a kernel calls it
-making = numba.njit(nogil=True, error_model="numpy", **_inner, _nrt=True)
+_counted: dict[str, Any] = {**_inner, "_nrt": True}
+making = numba.njit(nogil=True, error_model="numpy", **_counted)
 
 
 def entry(function: Any) -> Any:
