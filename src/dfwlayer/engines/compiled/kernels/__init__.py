@@ -2,9 +2,10 @@
 
 Arguments have no types here, as Numba finds them; comments give their shapes. Everything is float64
 and contiguous, so that each function is compiled once. Only functions that are an ``entry`` have a
-way in from Python; calling one of the others from there ends the process. They do problems first …
-end − 1 of a batch of B. Arrays whose first dimension is · have a line for each problem, or one for
-all:
+way in from Python; calling one of the others from there ends the process. A ``kernel`` works in
+memory that its caller holds; what makes arrays is ``making``, and so is what is called by it and
+returns some. Entries do problems first … end − 1 of a batch of B. Arrays whose first dimension is ·
+have a line for each problem, or one for all:
 
     P, q            (·, n, n), or (·, 0, 0) for the identity, and (·, n)
     A, rhs          (·, m, n) and b (·, m) with P = AᵀA and q = −Aᵀb, or both empty
