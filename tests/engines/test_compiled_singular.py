@@ -75,7 +75,7 @@ def test_the_dual_of_a_linear_machine(n, features, cap):
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("shape", [(60, 20), (100, 40), (40, 60)])
+@pytest.mark.parametrize("shape", [(60, 20), (100, 40), (40, 60), (60, 300)])
 def test_columns_that_are_there_more_than_once(shape, dtype):
     """One of them is taken; the others, whose multipliers are tied, stay out with a slope of 0."""
     A, b = repeated(*shape, dtype, 3)
