@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import dfwlayer as dfw
 from compiled_cases import F32, F64, attempted, close
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled import pool
 from dfwlayer.engines.compiled.kernels.dense import leave
 from dfwlayer.engines.compiled.kernels.numbers import symmetric
 
@@ -75,7 +76,7 @@ def test_the_dual_of_a_linear_machine(n, features, cap):
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("shape", [(60, 20), (100, 40), (40, 60)])
+@pytest.mark.parametrize("shape", [(60, 20), (100, 40), (40, 60), (60, 300)])
 def test_columns_that_are_there_more_than_once(shape, dtype):
     """One of them is taken; the others, whose multipliers are tied, stay out with a slope of 0."""
     A, b = repeated(*shape, dtype, 3)
@@ -91,6 +92,17 @@ def test_columns_that_are_there_more_than_once(shape, dtype):
     eps = torch.finfo(dtype).eps
     close((A @ sol.x).double(), A.double() @ right.x, 1e3 * eps * float(b.detach().norm()))
     close(own.double(), wanted, 1e4 * eps * float(wanted.abs().max()))
+
+
+def test_columns_beside_a_pool_that_are_there_more_than_once(monkeypatch):
+    """One coordinate joins at a time, so that the others that are like it are judged outside."""
+    for name, value in {"BLOCK": 1, "LARGE_BLOCK": 1, "SHARE": 10**9}.items():
+        monkeypatch.setattr(pool, name, value)
+    A, b = repeated(60, 300, F64, 3)
+    sol = at_once(dfw.LeastSquares(A, b), dfw.LpBall(1, 3.0))
+    with compiled.using(False):
+        right = dfw.solve(dfw.LeastSquares(A, b), dfw.LpBall(1, 3.0), tol=1e-12)
+    close(A @ sol.x, A @ right.x, 1e-10)
 
 
 @settings(max_examples=25, deadline=None)

@@ -137,12 +137,8 @@ class Search:
         self.rounded[np.ix_(done, self.columns.pool.index)] = members.rounded[done]
 
     def _spread(self, run: Any, *given: Any) -> None:
-        n = self.x.shape[1]
-        spread(
-            lambda first, end: run(first, end, self.bodies, *given),
-            len(self.x),
-            20 * n,
-        )
+        batch, n = self.x.shape
+        spread(lambda first, end: run(first, end, self.bodies, *given), batch, 20 * n)
 
     def _begin(self, start: Array) -> bool:
         """Points of the sets to start from; False if there are none."""
@@ -246,12 +242,14 @@ class Search:
         sides = np.concatenate((sides, signs_of(x[:, old:], places[:, old:])), -1)
         blocks = self.blocks.copy()
         blocks[:, 0], blocks[:, 1] = 0, p  # rows are zero elsewhere
-        size = min(self.limit, len(columns.pool.hessian))
-        if size > self.orders.shape[1]:
+        had = self.orders.shape[1]
+        if (size := min(self.limit, len(columns.pool.hessian))) > had:
+            roomy = min(self.limit, 2 * had)
+            size = max(size, roomy) if batch * roomy * roomy <= KEPT else size
             kept = batch if batch * size * size <= KEPT else 0
             factors, orders = np.empty((kept, size, size)), np.empty((batch, size), np.int64)
             if kept and len(self.factors):
-                orders[:, : self.orders.shape[1]] = self.orders
+                orders[:, :had] = self.orders
                 for b, free in enumerate(self.counts):  # the rest of it would only be made real
                     factors[b, :free, :free] = self.factors[b, :free, :free]
             else:

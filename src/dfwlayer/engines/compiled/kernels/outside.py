@@ -118,8 +118,8 @@ def _on_disk(stamp):
                 if ahead < -noise:
                     bad += 1
                     wrong[b, i] = -ahead / max(lengths[i], 1e-300)
-                elif not ahead >= noise:
-                    doubtful += 1
+                elif not (ahead >= noise or (where == place.ZERO and abs(ahead) <= noise / CLEAR)):
+                    doubtful += 1  # what is tied at a kink stays there, see `verdict.judge`
             found[0, b], found[1, b] = bad, doubtful
 
     @entry
