@@ -1,5 +1,7 @@
 """Costs and rows with kinks: solved in single coordinates, on the pieces that hold the solution."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +157,14 @@ def test_second_derivatives_on_pieces():
     limit = torch.tensor(0.8, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda c, t: layer(c, t)[0], (at, limit))
     assert torch.autograd.gradgradcheck(lambda c, t: layer(c, t)[0].pow(3), (at, limit))
+
+
+def test_the_code_for_pieces_is_compiled_once():
+    """Whatever the problems are: other types would be compiled once more, in the background."""
+    pieces = importlib.import_module("dfwlayer.engines.compiled.kernels.pieces")
+    for seed in range(4):
+        problem, parameters, x, draw = drawn(seed)
+        layer = CvxpyLayer(problem, parameters, [x], engine="dfwlayer", on_failure="ignore")
+        for lead in ((), (1,), (3,)):
+            layer(*draw(lead))
+    assert [len(way.signatures) for way in (pieces.search, pieces.judge)] == [1, 1]

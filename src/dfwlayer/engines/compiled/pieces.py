@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
     def hold(self, x: Array) -> bool:  # (B, n)
         """Whether x, which is optimal on these pieces, is so beyond them."""
-        wrong = np.empty(len(x), np.bool_)
+        x, wrong = np.ascontiguousarray(x), np.empty(len(x), np.bool_)
         P, q, E, _, G, _, *rest = self.given
         try:
             pieces.judge(0, len(x), P, q, E, G, *rest, self.below, self.prices, x, WITHIN, wrong)

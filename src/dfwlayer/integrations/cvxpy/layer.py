@@ -231,7 +231,9 @@ class CvxpyLayer(Layer):
 
 def _is_sound(solution: Solution) -> bool:
     """Whether all problems were solved."""
-    return solution._sound or not any(unwrapped(solution.status).reshape(-1).tolist())
+    if solution._sound:
+        return True
+    return not any(code in FAILURES for code in unwrapped(solution.status).reshape(-1).tolist())
 
 
 def _check(
