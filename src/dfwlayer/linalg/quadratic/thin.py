@@ -28,6 +28,10 @@ SHIFT = 1e-8  # ε, against which eigenvalues count as zero
 DOUBT = 1e-6  # of a right-hand side: what is left where a factor did not serve
 PASSES = 6  # of the scaling of a face
 PLAIN_RIDGE = 1e-9  # that a factor without pivots needs
+FINER = (
+    (RIDGE, PIVOT),
+    (1e-13, PIVOT),
+)  # ridges and pivots of factors that follow where it leaves much
 CLOSED = 1e-20  # weight of a row that does not count
 
 
@@ -339,7 +343,7 @@ class ThinFace:
         kept = np.flatnonzero(np.diff(N.indptr))
         N = N[kept]
         H = program.P[inside][:, inside]
-        self.pivoted, self.largest = False, 0.0
+        self.finer, self.largest = list(FINER), 0.0
         self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
         if not len(self.kept):
             return
@@ -406,12 +410,19 @@ class ThinFace:
         return found
 
     def _refined(self, right: Any, size: float) -> tuple[Any, float]:
-        """A solution and what it leaves, which should be little against a size."""
+        """A solution and what it leaves, which should be little against a size.
+
+        Where rows all but depend on each other multipliers are large, and refinement takes back too
+        slowly what a ridge has changed: smaller ones follow.
+        """
         found, left = self._corrected(right)
-        if left > DOUBT * size and not self.pivoted:
-            self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
+        while left > DOUBT * size and self.finer:
+            coarse, self.factor = self.factor, self._factorised(*self.finer.pop(0))
             again, less = self._corrected(right)
-            found, left = (again, less) if less < left else (found, left)
+            if less < left:
+                found, left = again, less
+            else:
+                self.factor = coarse
         return found, left
 
     def _corrected(self, right: Any) -> tuple[Any, float]:
