@@ -83,7 +83,7 @@ class Seen(NamedTuple):
         return self.inner.violation(self.inside(x))
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None) -> Face:
-        """That of S at x − c; what rounding has left of a zero is one, on which a face may depend."""
+        """That of S at x − c; what rounding has left of a zero there is one: faces depend on it."""
         at = self.inside(x)
         if self.centre is not None:
             size = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), self.centre.abs())

@@ -45,7 +45,7 @@ __all__ = ["NEAR", "arrived", "walk"]
 RIDGE = 1e-11, 1e-9  # ρ and δ
 NEAR = 1e-4  # of a solution: residuals and gap, relative, with which there is a face
 SURE = 1e-8  # residuals and gap, relative, with which these steps have served
-LOST = 15  # steps without progress
+LOST = 30  # steps without progress
 # as in `dfwlayer.linalg.quadratic.homogeneous`
 ENOUGH, PATIENCE, PLAIN, CENTRED = 1e-12, 4, 5, 0.3
 BOUNDARY = 0.995  # of the way to where a number would be zero
