@@ -410,19 +410,14 @@ class ThinFace:
         return found
 
     def _refined(self, right: Any, size: float) -> tuple[Any, float]:
-        """A solution and what it leaves, which should be little against a size.
-
-        Where rows all but depend on each other multipliers are large, and refinement takes back too
-        slowly what a ridge has changed: smaller ones follow.
-        """
+        """A solution, and what it leaves; where that is much against a size, a ridge is too large."""
         found, left = self._corrected(right)
         while left > DOUBT * size and self.finer:
             coarse, self.factor = self.factor, self._factorised(*self.finer.pop(0))
             again, less = self._corrected(right)
-            if less < left:
-                found, left = again, less
-            else:
-                self.factor = coarse
+            found, left, self.factor = (
+                (again, less, self.factor) if less < left else (found, left, coarse)
+            )
         return found, left
 
     def _corrected(self, right: Any) -> tuple[Any, float]:
