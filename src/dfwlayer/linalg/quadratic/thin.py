@@ -410,7 +410,7 @@ class ThinFace:
         return found
 
     def _refined(self, right: Any, size: float) -> tuple[Any, float]:
-        """A solution, and what it leaves; where that is much against a size, a ridge is too large."""
+        """A solution, and what it leaves: where that is much against a size, ridges get smaller."""
         found, left = self._corrected(right)
         while left > DOUBT * size and self.finer:
             coarse, self.factor = self.factor, self._factorised(*self.finer.pop(0))
