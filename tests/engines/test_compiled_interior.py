@@ -162,13 +162,14 @@ def test_the_minimiser_on_the_face_comes_with_the_steps(seed, monkeypatch):
     assert bool(found.exact)
 
 
-def test_multipliers_that_are_large_are_reached(monkeypatch):
+@pytest.mark.parametrize("n", [300, 2000])
+def test_multipliers_that_are_large_are_reached(n, monkeypatch):
     """From a start of size one the steps would get shorter and shorter.
 
     The second differences of x are to be at most zero, against an x that f would have curved
-    upwards: the multipliers are sums of sums.
+    upwards: the multipliers are sums of sums. From some hundred coordinates on a ridge in the
+    system of the face, of condition n⁴, would hide them.
     """
-    n = 300
     monkeypatch.setattr(solver, "interior", lambda *_: pytest.fail("steps by tensor operations"))
     G = torch.zeros(n - 2, n, dtype=F64)
     for i in range(n - 2):

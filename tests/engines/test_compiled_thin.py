@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dfwlayer as dfw
+from dfwlayer.engines import eager
 from dfwlayer.engines.compiled.background import using
 from dfwlayer.engines.compiled.kernels import outcome
 from program_cases import drawn
@@ -164,16 +165,51 @@ def test_what_has_no_answer_is_left_to_others():
         assert int(dfw.solve(objective, body).status) == int(slow)
 
 
+def test_rows_whose_coordinates_are_fixed_are_met_to_rounding():
+    """What rounding leaves of such a row cannot be met by any x."""
+    parts = drawn(160, 10, 20, 5)
+    on = parts["A"][0] != 0
+    value = torch.tensor([0.1, 0.2, 0.7, 0.3], dtype=F64)
+    parts["lower"][on] = parts["upper"][on] = value
+    parts["b"] = parts["A"] @ torch.full((160,), 0.5, dtype=F64)
+    parts["b"][0] = (parts["A"][0, on] * value).sum() * (1 + 4e-16)
+    others = (parts["A"][1:, on] * (value - 0.5)).sum(-1)
+    parts["b"][1:] += others
+    parts["h"] = parts["G"] @ torch.full((160,), 0.5, dtype=F64) + 3.0
+    assert code_of(parts)[0] in (outcome.SOLVED, outcome.SHARED)
+    parts["b"][0] += 1e-3
+    assert code_of(parts)[0] not in (outcome.SOLVED, outcome.SHARED)
+    assert dfw.Status(int(dfw.solve(*given(parts, sparse=True)).status)).name == "INFEASIBLE"
+
+
+def test_multipliers_that_grow_with_every_row():
+    """Second differences that f pushes against; steps that keep near a feasible point get short."""
+    n = 300
+    G = torch.zeros(n - 2, n, dtype=F64)
+    for i in range(n - 2):
+        G[i, i : i + 3] = torch.tensor([1.0, -2.0, 1.0], dtype=F64)
+    time = torch.linspace(0, 1, n, dtype=F64)
+    parts = {"P": torch.eye(n, dtype=F64), "q": -(time**2), "G": G, "h": 0 * G[:, 0]}
+    code, x = code_of(parts)
+    assert code in (outcome.SOLVED, outcome.SHARED)
+    line = torch.stack((torch.ones_like(time), time), -1)
+    fit = line @ torch.linalg.lstsq(line, time**2).solution
+    torch.testing.assert_close(x, fit, rtol=0, atol=1e-9)
+
+
 def test_a_matrix_that_is_not_symmetric_is_left_to_others():
     parts = drawn(160, 10, 20, 4)
     parts["P"][3, 5] += 1.0
     assert code_of(parts)[0] == outcome.UNFIT
 
 
-def test_small_programs_that_dense_factors_leave():
+@pytest.mark.parametrize("sizes", [(30, 8, 12), (150, 40, 60)], ids=["few entries", "thin"])
+def test_programs_that_dense_factors_leave(sizes, monkeypatch):
     """With P = 0 the dual active-set method has no metric."""
-    parts = drawn(30, 8, 12, 6, rank=0)
-    layout_free = dfw.solve(*given(parts))
+    parts = drawn(*sizes, 6, rank=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(eager, "locate", lambda *_: pytest.fail("tensor operations"))
+        layout_free = dfw.solve(*given(parts))
     assert bool(layout_free.converged)
     with using(False):
         slow = dfw.solve(*given(parts))

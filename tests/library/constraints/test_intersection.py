@@ -153,3 +153,42 @@ def test_a_solution_at_the_corner_of_all_sets():
 def test_bad_input(sets, message):
     with pytest.raises(ValueError, match=message):
         dfw.Intersection(*sets)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_where_leverage_and_turnover_meet(seed):
+    """Three names sold short make both limits one: their forces may be split in many ways.
+
+    x moves with μ as it does on the face that both sides have in common, where there is one.
+    """
+    n, batch, step = 30, 64, 1e-6
+    drawn = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=drawn, dtype=F64)
+
+    factors, own = 0.1 * draw(n, 8), 0.005 + 0.02 * torch.rand(n, generator=drawn, dtype=F64)
+    covariance = factors @ factors.mT + own.diag()
+    held, weights, way = numbers(1 / n, n), draw(n), draw(batch, n)
+    mean = (0.05 * draw(batch, n)).requires_grad_()
+    short = 0.315
+    allowed = dfw.Intersection(
+        dfw.Hyperplane(1.0, 1.0),
+        dfw.LpBall(1, radius=1 + 2 * short),
+        dfw.LpBall(1, radius=2 * (short + 3 / n), centre=held),
+        dfw.Box(-0.15, 0.25),
+    )
+
+    def moved(by):
+        at = mean + by * way
+        return dfw.solve(dfw.Quadratic(4 * covariance, -at), allowed, tol=1e-10).x @ weights
+
+    here = moved(0.0)
+    (slope,) = torch.autograd.grad(here.sum(), mean)
+    along = (slope * way).sum(-1)
+    with torch.no_grad():
+        right, left = (moved(step) - here) / step, (here - moved(-step)) / step
+    size = 1e-4 * (1 + right.abs())
+    smooth = (right - left).abs() <= size
+    assert int(smooth.sum()) > batch // 2
+    assert bool(((along - (right + left) / 2).abs() <= size)[smooth].all())

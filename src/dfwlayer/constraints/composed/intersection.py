@@ -24,6 +24,7 @@ from dfwlayer.constraints.polyhedra.polyhedron import Polyhedron
 from dfwlayer.constraints.region import Block
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.quadratic import Answer, Thin
+from dfwlayer.ops.rows import or_one
 from dfwlayer.ops.scale import Scale
 
 __all__ = ["Intersection"]
@@ -284,12 +285,17 @@ class Intersection(Constraint):
         return self.stacked(x, found, units, noise)
 
     def stacked(self, x: Tensor, found: Meeting, units: Units, noise: Tensor) -> StackedFace:
-        """The face at x (..., n); multipliers below their noise (B,) count as zero."""
+        """The face at x (..., n); multipliers below their noise (B,) count as zero.
+
+        A force that is short of what would hold x by little more than noise leaves x where it is,
+        off what would hold it: slack counts as a force, by the largest force over the largest x.
+        """
         rows, others = self._sorted(x)
-        size = noise.reshape(*x.shape[:-1], 1).to(x.dtype)
-        scale = Scale(torch.zeros_like(size), size)
         lost = found.empty.unsqueeze(-1)
         own = [torch.where(lost, 0, y).to(x.dtype).reshape(x.shape) for y in found.forces.sets]
+        size, far = noise.reshape(*x.shape[:-1], 1).to(x.dtype), x.detach().abs().amax(-1, True)
+        most = reduce(torch.maximum, [y.abs().amax(-1, keepdim=True) for y in own], 0 * size)
+        scale = Scale(torch.where(far > 0, most / or_one(far), 0), size)
         seen = [Seen.of(part) for part in others]
         with torch.no_grad():
             faces: list[Face] = [

@@ -13,6 +13,9 @@ from dfwlayer.ops.tensors import filled, tensors_in
 
 __all__ = ["Seen"]
 
+# units of rounding that an entry of x − c is zero to: of those of x and c, and of the largest one
+OWN, LARGEST = 1024.0, 4.0
+
 
 class Seen(NamedTuple):
     """A bound set {x : x − c ∈ S}, c (n,) or (B, n), asked for points x."""
@@ -80,5 +83,10 @@ class Seen(NamedTuple):
         return self.inner.violation(self.inside(x))
 
     def face(self, x: Tensor, g: Tensor, scale: Scale | None) -> Face:
-        """That of S at x − c."""
-        return self.inner.face(self.inside(x), g, scale)
+        """That of S at x − c; what rounding has left of a zero there is one: faces depend on it."""
+        at = self.inside(x)
+        if self.centre is not None:
+            size = torch.finfo(x.dtype).eps * torch.maximum(x.abs(), self.centre.abs())
+            blur = torch.minimum(OWN * size, LARGEST * size.amax(-1, keepdim=True))
+            at = torch.where(at.abs() <= blur, 0, at)
+        return self.inner.face(at, g, scale)

@@ -25,7 +25,7 @@ __all__ = ["Polyhedra", "polyhedra_of"]
 LARGEST = 600  # coordinates
 ENTRIES = 10**6  # of G and A of one problem
 ANSWERED = outcome.SOLVED, outcome.SHARED, outcome.TIED
-THIN = 12 * 10**6  # multiplications before the first step, beyond which sparse factors are faster
+THIN = 10**7  # multiplications before the first step, beyond which sparse factors are faster
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Polyhedra:
         """
         parts = P, self.E, self.G
         size = sum(part.size for part in parts)
-        if not P.size or (few and size > few):
+        if not P.size:
             return None
         program = SparseProgram(*(by_rows(part[0]) for part in parts))
-        return program if few or program.stored <= SHARE * size else None
+        return program if size <= few or program.stored <= SHARE * size else None
 
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         u, nu = np.empty_like(v), np.empty_like(found.multipliers)

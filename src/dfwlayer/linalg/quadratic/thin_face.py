@@ -15,6 +15,8 @@ from dfwlayer.linalg.sparse_factor import PIVOT, exact_factor, factor, module
 __all__ = ["ThinFace"]
 
 RIDGE = 1e-10  # see `dfwlayer.linalg.quadratic.saddle`
+# ridges and pivots of factors that follow where one without pivots leaves much
+FINER = (RIDGE, PIVOT), (1e-13, PIVOT)
 REFINEMENTS = 6  # of a solution, at most
 SOLVED = 1e-9  # what is left of a right-hand side, relative, of a system that has a solution
 SHIFT = 1e-8  # ε, against which eigenvalues count as zero
@@ -35,7 +37,7 @@ class ThinFace:
         kept = np.flatnonzero(np.diff(N.indptr))
         N = N[kept]
         H = program.P[inside][:, inside]
-        self.pivoted, self.largest = False, 0.0
+        self.finer, self.largest = list(FINER), 0.0
         self.kept = np.concatenate((inside, n + np.concatenate((np.arange(k), k + rows))[kept]))
         if not len(self.kept):
             return
@@ -84,8 +86,8 @@ class ThinFace:
         """What the ridge has let through, of a matrix that is singular, is no solution."""
         size = abs(right).max(initial=0)
         found, left = self._refined(right, size)
-        if not _is_solution(found, left, size) and not self.pivoted:
-            found, left = self._by_pivots(right)
+        while not _is_solution(found, left, size) and self.finer:
+            found, left = self._by_finer(right, found, left, size)
         return found if _is_solution(found, left, size) else self._least(right)
 
     def _least(self, right: Any) -> Any:
@@ -103,17 +105,20 @@ class ThinFace:
         return found
 
     def _refined(self, right: Any, size: float) -> tuple[Any, float]:
-        """A solution and what it leaves, which should be little against a size."""
+        """A solution, and what it leaves: where that is much against a size, ridges get smaller."""
         found, left = self._corrected(right)
-        if left > DOUBT * size and not self.pivoted:
-            again, less = self._by_pivots(right)
-            found, left = (again, less) if less < left else (found, left)
+        while left > DOUBT * size and self.finer:
+            found, left = self._by_finer(right, found, left, size)
         return found, left
 
-    def _by_pivots(self, right: Any) -> tuple[Any, float]:
-        """The same from a factor that takes longer, as all that follow."""
-        self.factor, self.pivoted = self._factorised(RIDGE, PIVOT), True
-        return self._corrected(right)
+    def _by_finer(self, right: Any, found: Any, left: float, size: float) -> tuple[Any, float]:
+        """The same by the next factor, which stays if it has solved more."""
+        coarse, self.factor = self.factor, self._factorised(*self.finer.pop(0))
+        again, less = self._corrected(right)
+        if less < left or _is_solution(again, less, size):
+            return again, less
+        self.factor = coarse
+        return found, left
 
     def _corrected(self, right: Any) -> tuple[Any, float]:
         """What refinement makes of the factor, and what it leaves."""

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import outcome
-from dfwlayer.engines.compiled.kernels.barrier import arrived, room_for
+from dfwlayer.engines.compiled.kernels.barrier import NEAR, arrived
 from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST, SKEW
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, making
+from dfwlayer.engines.compiled.kernels.iterate import room_for
 from dfwlayer.engines.compiled.kernels.numbers import proven
 from dfwlayer.engines.compiled.kernels.ordering import elimination_order
 from dfwlayer.engines.compiled.kernels.proof import gap_of, judged, missed, regular
-from dfwlayer.engines.compiled.kernels.settled import faced
+from dfwlayer.engines.compiled.kernels.settled import RIDGES, faced, reprice, settle
 from dfwlayer.engines.compiled.kernels.sparse_system import (
     Parts,
     along,
@@ -131,16 +132,15 @@ def _scaled(matrix, left, right):
 
 
 @making
-def _excludes_all(matrix, limits):
-    """Whether there is a row 0·x ≤ h with h < 0."""
+def _freed(matrix, limits, none):
+    """Have rows of zeros hold nothing; whether they are met is seen when x is known."""
     start, _, value = matrix
     for i in range(len(start) - 1):
         some = False
         for p in range(start[i], start[i + 1]):
             some = some or value[p] != 0
-        if not some and limits[i] < 0:
-            return True
-    return False
+        if not some:
+            limits[i] = none
 
 
 @making
@@ -171,6 +171,26 @@ def _limits(h, lower, upper):
 
 
 @making
+def _cornered(parts, system, best, holds, corner):
+    """The minimiser on a face, in the last arrays, and what `judged` says of it."""
+    there, nu, z = corner
+    farthest = largest(best.x, 0.0)
+    for ridge in RIDGES:
+        settled = settle(parts, system, best, holds, ridge, there, nu, z)
+        beside = True
+        for i in range(len(there)):
+            beside = beside and abs(there[i] - best.x[i]) <= farthest + 1
+        if not beside:
+            continue
+        verdict = judged(parts, there, nu, z, holds) if settled else 0
+        if verdict == 0 and reprice(parts, system, best, holds, there, nu, z):
+            verdict = judged(parts, there, nu, z, holds)
+        if verdict > 0:
+            return verdict
+    return 0
+
+
+@making
 def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
     """x and its multipliers; f, the gap, what became of it, and steps."""
     n, k, m = len(q), len(b), len(h)
@@ -192,8 +212,8 @@ def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
         own_b[i] -= beside[i]
     for i in range(m):
         own_h[i] -= rows[i]
-    if _excludes_all(own_G, own_h) or _excludes_all(own_A, -np.abs(own_b)):
-        return lost, outcome.UNFIT, NOTHING
+    _freed(own_G, own_h, np.inf)
+    _freed(own_A, own_b, 0.0)
     equilibrated(own_P, own_A, own_G, d, a, g)
     sized(own_P, own_q, own_b, own_h, low, high, d, a, g)
     cost = cost_of(own_P, own_q, d)
@@ -204,16 +224,11 @@ def _solve(P, A, G, q, b, h, lower, upper, tol, most, x, multipliers):
     parts = Parts(own_P, own_A, own_G, own_q * d / cost, own_b * a, limits, held)
     best, holds = room_for(n, k, m + 2 * n), np.zeros(m + 2 * n, np.bool_)
     corner = np.empty(n), np.empty(k), np.empty(m + 2 * n)
-    system, _, taken, settled = arrived(parts, most, best, holds, corner)
-    there, nu, z = corner
-    if not settled:
-        return lost, outcome.LOST, taken
-    verdict, farthest = judged(parts, there, nu, z, holds), largest(best.x, 0.0)
-    for i in range(n):
-        if not abs(there[i] - best.x[i]) <= farthest + 1:
-            verdict = 0
+    system, off, taken = arrived(parts, most, best, holds)
+    verdict = _cornered(parts, system, best, holds, corner) if off < NEAR else 0
     if verdict == 0:
         return lost, outcome.LOST, taken
+    there, nu, z = corner
     for i in range(n):
         x[i] = upper[i] if fixed[i] else min(max(there[i] * d[i], lower[i]), upper[i])
     force, price = multipliers[k : k + m], multipliers[:k]
@@ -299,7 +314,7 @@ def _on_disk(stamp):
             holds[m + i] = multipliers[0, k + m + i] != 0 or lower[i] == upper[i]
         parts = Parts(P, A, G, np.zeros(n), np.zeros(k), none, holds)
         system = prepared(parts, elimination_order(P, A, G))
-        faced(parts, system, holds)
+        faced(parts, system, holds, RIDGES[0])
         place, wanted, found = system.place, np.zeros(n + k + m), np.zeros(n + k + m)
         moves, rest = np.zeros(n + k + m, np.bool_), np.empty(n + k + m)
         for i in range(n + k + m):
