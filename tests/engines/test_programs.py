@@ -422,3 +422,14 @@ def test_polyhedra_where_f_is_nearly_zero_are_proven_in_float32(device):
     assert found.left is None
     off = (found.solution.value.cpu().double() - expected.value).abs()
     assert (off <= found.solution.gap.cpu().double() + 1e-12).all()
+
+
+@devices
+@pytest.mark.parametrize("pull", [5.0, -5.0])
+@pytest.mark.parametrize("bends", [True, False])
+def test_of_two_bounds_that_are_one_the_one_that_holds_moves_x(device, bends, pull):
+    P = leaf(2 * torch.eye(4, dtype=F64) + 0.3) if bends else None
+    q = torch.full((2, 4), pull, dtype=F64) + torch.linspace(0, 0.2, 4, dtype=F64)
+    lower, upper = torch.full((4,), -1.0, dtype=F64), torch.full((4,), 1.0, dtype=F64)
+    lower[1] = upper[1] = 0.5
+    agrees((dfw.Quadratic(P, leaf(q)), dfw.Box(leaf(lower), leaf(upper))), device, F64)
