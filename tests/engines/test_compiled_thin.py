@@ -212,3 +212,18 @@ def test_programs_that_dense_factors_leave(sizes, monkeypatch):
     with using(False):
         slow = dfw.solve(*given(parts))
     torch.testing.assert_close(layout_free.x, slow.x, rtol=0, atol=1e-9)
+
+
+def test_equations_that_contradict_each_other_are_not_met_far_out():
+    """Beside a point of size 10¹⁶ an amount by which rows are missed would look like rounding."""
+    torch.manual_seed(0)
+    for seed in range(60):
+        drawn_rows = torch.Generator().manual_seed(seed)
+        A = torch.randn(3, 8, generator=drawn_rows, dtype=F64)
+        A[2] = A[0] - 0.3 * A[1]
+        b = torch.tensor([0.4, -1.1, 6.0], dtype=F64)
+        R = torch.randn(4, 8, generator=drawn_rows, dtype=F64)
+        q = torch.randn(8, generator=drawn_rows, dtype=F64)
+        found = dfw.solve(dfw.Quadratic(R.T @ R, q), dfw.Polyhedron(A=A, b=b))
+        assert not bool(found.converged)
+        assert int(found.status) != int(dfw.Status.ROUNDING_FLOOR)
