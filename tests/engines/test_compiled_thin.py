@@ -228,3 +228,18 @@ def test_constants_are_those_of_tensor_operations():
         wanted = import_module(f"{tensors}.{other}")
         for name in names:
             assert getattr(kernel, name) == getattr(wanted, name), name
+
+
+def test_equations_that_contradict_each_other_are_not_met_far_out():
+    """Beside a point of size 10¹⁶ an amount by which rows are missed would look like rounding."""
+    torch.manual_seed(0)
+    for seed in range(60):
+        drawn_rows = torch.Generator().manual_seed(seed)
+        A = torch.randn(3, 8, generator=drawn_rows, dtype=F64)
+        A[2] = A[0] - 0.3 * A[1]
+        b = torch.tensor([0.4, -1.1, 6.0], dtype=F64)
+        R = torch.randn(4, 8, generator=drawn_rows, dtype=F64)
+        q = torch.randn(8, generator=drawn_rows, dtype=F64)
+        found = dfw.solve(dfw.Quadratic(R.T @ R, q), dfw.Polyhedron(A=A, b=b))
+        assert not bool(found.converged)
+        assert int(found.status) != int(dfw.Status.ROUNDING_FLOOR)

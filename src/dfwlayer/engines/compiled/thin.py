@@ -14,7 +14,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.region import Linear
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.arrays import Array, Batch, Laid, array_of, outer, stretched, summed
-from dfwlayer.engines.compiled.kernels import thin
+from dfwlayer.engines.compiled.kernels import outcome, thin
 from dfwlayer.engines.compiled.results import Adjoint, Limits, Results
 from dfwlayer.linalg.quadratic.thin import DENSE, SHARE, SMALLEST
 from dfwlayer.linalg.sparse import SparseMatrix
@@ -22,6 +22,8 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.matrices import has_scipy
 
 __all__ = ["SparseProgram", "ThinPrograms", "by_rows", "lay_out_thin", "pulled"]
+
+FARTHEST = 1e12  # x against the sides of rows and bounds; others tell whether there is a solution
 
 ByRows = tuple[Array, Array, Array]  # where rows begin, the columns of entries, and these
 
@@ -44,6 +46,10 @@ class SparseProgram(NamedTuple):
         n, rows = len(vectors[0]), sum(len(part[0]) - 1 for part in self)
         found = Results.blank(1, n, rows)
         thin.search(*self, *vectors, tol, most, *found[:4])
+        sides = np.concatenate(vectors[1:])
+        largest = np.abs(sides[np.isfinite(sides)]).max(initial=1.0)
+        if not np.abs(found.x).max(initial=0.0) <= FARTHEST * largest:
+            found.codes[0] = outcome.LOST  # beside such an x no row is missed by more than rounding
         return found
 
     def adjoint(self, lower: Array, upper: Array, found: Results, v: Array) -> Adjoint:
