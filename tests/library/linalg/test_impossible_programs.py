@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import dfwlayer
+from dfwlayer.engines import compiled
 from dfwlayer.linalg.quadratic import Program, minimise
 from dfwlayer.solution import Status
 from impossible import FAMILIES
@@ -65,3 +67,37 @@ def test_others_of_a_batch_do_not_notice():
         alone = solved({key: value[i : i + 1] for key, value in free.items()})
         assert both.status[i] == alone.status[0] == Status.CONVERGED
         assert torch.allclose(both.x[i], alone.x[0], rtol=1e-12, atol=1e-12)
+
+
+def sparse_rows(m, n, share, rng):
+    """Rows with few entries, none of which is empty."""
+    rows = rng.standard_normal((m, n)) * (rng.random((m, n)) < share)
+    for row in rows:
+        if not row.any():
+            row[rng.integers(n)] = rng.standard_normal()
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("seed", range(30))
+def test_equations_that_contradict_each_other_beside_a_way_down(seed, mode):
+    """Where f falls for ever along a direction, but no point is there to start from."""
+    rng = np.random.default_rng(seed)
+    n, share = int(rng.choice([60, 150])), float(rng.choice([0.02, 0.05]))
+    k = int(rng.integers(2, n // 2))
+    A = sparse_rows(k, n, share, rng)
+    b, mix = A @ rng.standard_normal(n), rng.standard_normal(k - 1)
+    A[-1], b[-1] = mix @ A[:-1], mix @ b[:-1] + 10 ** rng.uniform(-2, 2)
+    R, q = sparse_rows(int(rng.integers(1, n)), n, share, rng), rng.standard_normal(n)
+    rows = {"A": A, "b": b, "G": sparse_rows(3, n, share, rng), "h": rng.random(3)}
+    body = dfwlayer.Polyhedron(**{name: torch.from_numpy(part) for name, part in rows.items()})
+    with compiled.using(mode):
+        found = dfwlayer.solve(
+            dfwlayer.Quadratic(torch.from_numpy(R.T @ R), torch.from_numpy(q)), body
+        )
+    assert int(found.status) == Status.INFEASIBLE
+    proof = found.proof
+    left = body.A.mT @ proof["b"] + body.G.mT @ proof["h"]
+    reach = proof["b"] @ body.b + proof["h"] @ body.h
+    assert reach < 0
+    assert left.abs().max() <= 1e-6 * -reach

@@ -21,7 +21,7 @@ from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.system import System, system_of
 from dfwlayer.linalg.quadratic.thin import Thin, small_or_thin
 
-__all__ = ["Interior", "faster", "interior", "offer"]
+__all__ = ["PROVEN", "STEPS", "Interior", "faster", "interior", "offer"]
 
 STEPS = 100  # of one program, at most
 FASTER = 200  # the same of code that was offered, whose steps cost less and may begin anew

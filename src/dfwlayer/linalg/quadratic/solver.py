@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.linalg.quadratic.faces import FEW, ROUNDS, Corner, given, held_by, on_face
-from dfwlayer.linalg.quadratic.homogeneous import STEPS, Interior, faster, interior
+from dfwlayer.linalg.quadratic.homogeneous import PROVEN, STEPS, Interior, faster, interior
 from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
@@ -338,20 +339,54 @@ def _crossed(program: Program | Thin, answer: Answer, crossed: Tensor) -> Answer
 
 
 def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
-    """A feasible point for the problems whose f falls for ever or that were not solved."""
+    """A feasible point for the problems whose f falls for ever or that were not solved.
+
+    If there is none, f does not fall for ever, either: it does so along directions alone.
+    """
     lost = ~(answer.exact | answer.empty)
     if not bool(lost.any()):
         return answer
     index = lost.nonzero().squeeze(-1)
-    endless = answer.endless[index]
+    part, endless = program.some(index), answer.endless[index]
     near = torch.where(endless.unsqueeze(-1), 0, answer.x[index])
-    found, _ = _attempt(program.some(index).towards(near))
-    better = found.exact | (found.missed < answer.missed[index])
+    found, _ = _attempt(part.towards(near))
+    # far out on a way without end rows seem to be met, as x is what their misses are compared to
+    better = found.exact | endless | (found.missed < answer.missed[index])
+    missed = torch.where(better, found.missed, answer.missed[index])
+    if bool((~found.empty & (missed > MET)).any()):
+        found = _contradicting(part, found, missed > MET)
+    empty = found.empty.unsqueeze(-1)
     return answer._replace(
         x=answer.x.index_copy(0, index, torch.where(better.unsqueeze(-1), found.x, near)),
-        missed=answer.missed.index_copy(
-            0, index, torch.where(better, found.missed, answer.missed[index])
-        ),
+        nu=answer.nu.index_copy(0, index, torch.where(empty, found.nu, answer.nu[index])),
+        z=answer.z.index_copy(0, index, torch.where(empty, found.z, answer.z[index])),
+        missed=answer.missed.index_copy(0, index, missed),
         empty=answer.empty.index_copy(0, index, found.empty),
-        endless=answer.endless.index_copy(0, index, endless & ~found.empty),
+        endless=answer.endless.index_copy(0, index, endless & ~found.empty & (missed <= MET)),
+    )
+
+
+def _contradicting(program: Program | Thin, answer: Answer, asked: Tensor) -> Answer:
+    """With a proof for those of the problems (B,) whose equations contradict each other.
+
+    Their least squares leave r = b − A x with Aᵀr = 0, so that no x has ⟨r, A x⟩ = ⟨r, b⟩ = ‖r‖².
+    """
+    if not program.b.shape[-1]:
+        return answer
+    scaled, units = in_units(program)
+    right = scaled.pulled(scaled.b)
+    most = 2 * sum(part.shape[-1] for part in (scaled.q, scaled.b))
+    found = conjugate_gradient(
+        lambda u: scaled.pulled(scaled.along(u)), right, tol=1e-15, max_steps=most
+    )
+    left = scaled.b - scaled.along(found.u)
+    reach = (left * left).sum(-1)
+    wrong = scaled.pulled(left).abs().amax(-1)
+    size = scaled.absolute().pulled(left.abs()).amax(-1)
+    proven = asked & ~answer.empty & (wrong <= PROVEN * reach) & (wrong <= NEAR * size)
+    mask = proven.unsqueeze(-1)
+    return answer._replace(
+        nu=torch.where(mask, -left / units.equations, answer.nu),
+        z=torch.where(mask, 0, answer.z),
+        empty=answer.empty | proven,
     )
