@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ONE", "Array", "Arrays", "Table", "Terms"]
+__all__ = ["ONE", "Array", "Arrays", "Table", "Terms", "by_rows"]
 
 ONE = 0  # the term that is always 1
 Integers = NDArray[np.int64]
@@ -335,3 +335,9 @@ class Arrays:
         columns = number[np.concatenate([t.term for t in tables])]
         values = np.concatenate([t.value for t in tables])
         return sp.csr_array((values, (rows, columns)), shape=(int(starts[-1]), width))
+
+
+def by_rows(shape: tuple[int, ...]) -> Integers:
+    """Where the entries of an array are, row by row, that is held column by column."""
+    size = int(np.prod(shape))
+    return np.arange(size).reshape(shape, order="F").flatten()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfwlayer.integrations.cvxpy.affine import ONE, Array, Arrays, Integers, Table
+from dfwlayer.integrations.cvxpy.affine import ONE, Array, Arrays, Integers, Table, by_rows
 from dfwlayer.integrations.cvxpy.kinks import Kinks, bent
 from dfwlayer.integrations.cvxpy.pieces import Pieces, Posed
 from dfwlayer.integrations.cvxpy.program import Program, program_of
@@ -217,7 +217,7 @@ class _Maker:
             zip(balls, self.selected, strict=True), key=lambda pair: pair[0].kind == "lp"
         ):
             if found is not None:
-                first += [int(c) for c in found.columns[_by_rows(ball.point.shape)]]
+                first += [int(c) for c in found.columns[by_rows(ball.point.shape)]]
         order = list(dict.fromkeys(first))
         chosen = set(order)
         order += [int(c) for c in program.kept if int(c) not in chosen]
@@ -250,7 +250,7 @@ class _Maker:
                 outputs.append(self._output(f"x{i}", shape, variable))
             else:
                 side, *flat = self.sides[constraint.id]
-                order = _by_rows(shape)
+                order = by_rows(shape)
                 outputs.append(Dual(shape, side, *(torch.from_numpy(v[order]) for v in flat)))
         arrays = Arrays(self.program.terms, self.arrays)
         return Model(self.n, arrays, form, outputs, diagonal, squares, pieces)
@@ -418,7 +418,7 @@ class _Maker:
                 dense[K.row, K.column] = K.value
                 tall = bool(np.linalg.matrix_rank(dense) == self.n)
             return Part(name, *given, None, np.ones(size), bool(len(k.value)), *last, tall)
-        order = _by_rows(shape)
+        order = by_rows(shape)
         back = np.empty(size, np.int64)
         back[order] = np.arange(size)
         factors = found.factors[order]
@@ -435,7 +435,7 @@ class _Maker:
         if block is None:  # nothing depends on it
             self.arrays[f"{name}.k"] = Array.vector(Table.empty(), variable.size)
             return Output(shape, None, name, False)
-        places = block.places[_by_rows(shape)]
+        places = block.places[by_rows(shape)]
         if not self.program.gone[places].any():
             numbers = self.number[places]
             if (np.diff(numbers) == 1).all():
@@ -446,9 +446,3 @@ class _Maker:
             self.arrays[f"{name}.K"] = Array.matrix(K, len(places), self.n)
         self.arrays[f"{name}.k"] = Array.vector(k, len(places))
         return Output(shape, None, name, bool(len(K.value)))
-
-
-def _by_rows(shape: tuple[int, ...]) -> Integers:
-    """Where the entries of an array are, row by row, that is held column by column."""
-    size = int(np.prod(shape))
-    return np.arange(size).reshape(shape, order="F").flatten()
