@@ -10,7 +10,7 @@ from torch import Tensor
 from dfwlayer.linalg.krylov import conjugate_gradient
 from dfwlayer.linalg.quadratic.faces import FEW, ROUNDS, Corner, given, held_by, on_face
 from dfwlayer.linalg.quadratic.homogeneous import PROVEN, STEPS, Interior, faster, interior
-from dfwlayer.linalg.quadratic.program import Program
+from dfwlayer.linalg.quadratic.program import Program, Units
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
 
@@ -352,38 +352,48 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     found, _ = _attempt(part.towards(near))
     # far out on a way without end rows seem to be met, as x is what their misses are compared to
     better = found.exact | endless | (found.missed < answer.missed[index])
-    missed = torch.where(better, found.missed, answer.missed[index])
-    if bool((~found.empty & (missed > MET)).any()):
-        found = _contradicting(part, found, missed > MET)
+    x = torch.where(better.unsqueeze(-1), found.x, near)
+    scaled, units = in_units(part)
+    feasible = found.exact | _meets(scaled, x / units.x)
+    if bool((~found.empty & ~feasible).any()):
+        found = _contradicting(scaled, units, found, ~feasible)
     empty = found.empty.unsqueeze(-1)
+    missed = torch.where(better, found.missed, answer.missed[index])
     return answer._replace(
-        x=answer.x.index_copy(0, index, torch.where(better.unsqueeze(-1), found.x, near)),
+        x=answer.x.index_copy(0, index, x),
         nu=answer.nu.index_copy(0, index, torch.where(empty, found.nu, answer.nu[index])),
         z=answer.z.index_copy(0, index, torch.where(empty, found.z, answer.z[index])),
         missed=answer.missed.index_copy(0, index, missed),
         empty=answer.empty.index_copy(0, index, found.empty),
-        endless=answer.endless.index_copy(0, index, endless & ~found.empty & (missed <= MET)),
+        endless=answer.endless.index_copy(0, index, endless & ~found.empty & feasible),
     )
 
 
-def _contradicting(program: Program | Thin, answer: Answer, asked: Tensor) -> Answer:
+def _meets(scaled: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
+    """Whether a point is feasible to rounding, in units in which one is neither large nor small."""
+    held = torch.isfinite(scaled.limits)
+    over = torch.where(held, scaled.across(x) - torch.where(held, scaled.limits, 0), 0)
+    off = torch.cat(((scaled.along(x) - scaled.b).abs(), over), -1).amax(-1)
+    met: Tensor = off <= MET * (1 + x.abs().amax(-1))
+    return met
+
+
+def _contradicting(scaled: Program | Thin, units: Units, answer: Answer, asked: Tensor) -> Answer:
     """With a proof for those of the problems (B,) whose equations contradict each other.
 
     Their least squares leave r = b − A x with Aᵀr = 0, so that no x has ⟨r, A x⟩ = ⟨r, b⟩ = ‖r‖².
     """
-    if not program.b.shape[-1]:
+    if not scaled.b.shape[-1]:
         return answer
-    scaled, units = in_units(program)
     right = scaled.pulled(scaled.b)
-    most = 2 * sum(part.shape[-1] for part in (scaled.q, scaled.b))
+    most = 2 * (scaled.q.shape[-1] + scaled.b.shape[-1])
     found = conjugate_gradient(
         lambda u: scaled.pulled(scaled.along(u)), right, tol=1e-15, max_steps=most
     )
     left = scaled.b - scaled.along(found.u)
-    reach = (left * left).sum(-1)
     wrong = scaled.pulled(left).abs().amax(-1)
-    size = scaled.absolute().pulled(left.abs()).amax(-1)
-    proven = asked & ~answer.empty & (wrong <= PROVEN * reach) & (wrong <= NEAR * size)
+    proven = asked & ~answer.empty & (left.abs().amax(-1) > MET)
+    proven = proven & (wrong <= PROVEN * (left * left).sum(-1))
     mask = proven.unsqueeze(-1)
     return answer._replace(
         nu=torch.where(mask, -left / units.equations, answer.nu),
