@@ -12,7 +12,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE
 from dfwlayer.engines.compiled.kernels.dense import fill, making
 from dfwlayer.engines.compiled.kernels.proof import absolute
-from dfwlayer.engines.compiled.kernels.sparse_system import along, back, refined
+from dfwlayer.engines.compiled.kernels.sparse_system import along, back, largest, refined
 from dfwlayer.engines.compiled.kernels.triangle import factorise
 
 __all__ = ["RIDGES", "faced", "reprice", "settle"]
@@ -22,6 +22,8 @@ __all__ = ["RIDGES", "faced", "reprice", "settle"]
 RIDGES = 1e-9, 1e-7, 1e-12
 STILL = 1e30  # on the diagonal, of what must not move
 CORRECTIONS = 12  # each with what the one before has left; where f bends, two are enough
+# of x: where f bends by less than the ridge, a correction moves x by a part of what is missing
+STILL_THERE = 1e-11
 FEWER = 0.9  # of what is left of ∇f, and
 HALF = 0.5  # of what is missing of any condition: the next one has to leave less of either
 AGAIN = 2  # the same of multipliers alone
@@ -163,7 +165,7 @@ def settle(parts, system, at, holds, ridge, x, nu, z):
         elif holds[m + n + i]:
             x[i] = -parts.limits[m + n + i]
     _multipliers_of(at, holds, m, nu, z)
-    left = before = missing = np.inf
+    left = before = missing = moved = np.inf
     for turn in range(CORRECTIONS):
         size = _missing(parts, system, holds, (x, nu, z), slope, beside, rows)
         if turn > 0:
@@ -172,13 +174,15 @@ def settle(parts, system, at, holds, ridge, x, nu, z):
                 break
             before, missing = left, size
         refined(system, system.right)
+        moved = 0.0
         for i in range(n):
             if not (holds[m + i] or holds[m + n + i]):
                 x[i] += found[place[i]]
+                moved = max(moved, abs(found[place[i]]))
         _priced(system, holds, n, k, m, nu, z)
     _slope(parts, x, nu, z, rows, slope)
     _of_bounds(parts, holds, slope, z)
-    return left <= CLEAR
+    return left <= CLEAR or moved <= STILL_THERE * largest(x, 0.0)
 
 
 @making
