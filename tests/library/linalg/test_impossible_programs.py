@@ -101,3 +101,25 @@ def test_equations_that_contradict_each_other_beside_a_way_down(seed, mode):
     reach = proof["b"] @ body.b + proof["h"] @ body.h
     assert reach < 0
     assert left.abs().max() <= 1e-6 * -reach
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_that_stay_short_of_an_equation_by_little(seed, mode):
+    """A sum that bounds keep from its value, by 10⁻⁴ to 1; a point tells the multipliers."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.choice([8, 60, 150]))
+    weights, upper = rng.random(n) + 0.1, rng.random(n) + 0.1
+    rows = {"A": weights[None], "b": np.array([weights @ upper + 10 ** rng.uniform(-4, 0)])}
+    rows |= {"lower": -rng.random(n), "upper": upper}
+    R, q = sparse_rows(int(rng.integers(1, n + 1)), n, 0.1, rng), rng.standard_normal(n)
+    body = dfwlayer.Polyhedron(**{name: torch.from_numpy(part) for name, part in rows.items()})
+    with compiled.using(mode):
+        found = dfwlayer.solve(
+            dfwlayer.Quadratic(torch.from_numpy(R.T @ R), torch.from_numpy(q)), body
+        )
+    assert int(found.status) == Status.INFEASIBLE
+    proof = found.proof
+    slope = body.A.mT @ proof["b"]
+    least = torch.where(slope > 0, slope * body.lower, slope * body.upper).sum()
+    assert least > proof["b"] @ body.b

@@ -357,6 +357,7 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     feasible = found.exact | _meets(scaled, x / units.x)
     if bool((~found.empty & ~feasible).any()):
         found = _contradicting(scaled, units, found, ~feasible)
+        found = _missing(scaled, units, found, x / units.x, ~feasible)
     empty = found.empty.unsqueeze(-1)
     missed = torch.where(better, found.missed, answer.missed[index])
     return answer._replace(
@@ -376,6 +377,34 @@ def _meets(scaled: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
     off = torch.cat(((scaled.along(x) - scaled.b).abs(), over), -1).amax(-1)
     met: Tensor = off <= MET * (1 + x.abs().amax(-1))
     return met
+
+
+def _missing(
+    scaled: Program | Thin, units: Units, answer: Answer, x: Tensor, asked: Tensor
+) -> Answer:
+    """With a proof for those of the problems (B,) that a point next to all rows proves empty.
+
+    With ν = A x − b and z = (G x − h)₊ as multipliers, c = Aᵀν + Gᵀz has ⟨c, y⟩ ≤ ⟨ν, b⟩ + ⟨z, h⟩
+    at feasible y; if the least ⟨c, y⟩ over the bounds is larger, there is none.
+    """
+    m, n = scaled.h.shape[-1], x.shape[-1]
+    nu = scaled.along(x) - scaled.b
+    held = torch.isfinite(scaled.h)
+    h = torch.where(held, scaled.h, 0)
+    z = torch.where(held, scaled.across(x)[:, :m] - h, 0).clamp_min(0)
+    rows = torch.cat((z, z.new_zeros(len(z), 2 * n)), -1)
+    slope = scaled.pulled(nu) + scaled.gathered(rows)
+    end = torch.where(slope > 0, scaled.lower, scaled.upper)
+    parts = torch.cat((torch.where(slope != 0, slope * end, 0), -nu * scaled.b, -z * h), -1)
+    proven = asked & ~answer.empty & (parts.sum(-1) > NOISE * parts.abs().sum(-1))
+    mask = proven.unsqueeze(-1)
+    above, below = (-slope).clamp_min(0), slope.clamp_min(0)
+    forces = torch.cat((z, above, below), -1) / units.limits()
+    return answer._replace(
+        nu=torch.where(mask, nu / units.equations, answer.nu),
+        z=torch.where(mask, forces, answer.z),
+        empty=answer.empty | proven,
+    )
 
 
 def _contradicting(scaled: Program | Thin, units: Units, answer: Answer, asked: Tensor) -> Answer:
