@@ -78,6 +78,15 @@ def sparse_rows(m, n, share, rng):
     return rows
 
 
+def solved_over(rows, P, q, mode):
+    """The solution over a polyhedron of arrays, and the latter."""
+    body = dfwlayer.Polyhedron(**{name: torch.from_numpy(part) for name, part in rows.items()})
+    with compiled.using(mode):
+        return dfwlayer.solve(
+            dfwlayer.Quadratic(torch.from_numpy(P), torch.from_numpy(q)), body
+        ), body
+
+
 @pytest.mark.parametrize("mode", ["wait", "off"])
 @pytest.mark.parametrize("seed", range(30))
 def test_equations_that_contradict_each_other_beside_a_way_down(seed, mode):
@@ -90,11 +99,7 @@ def test_equations_that_contradict_each_other_beside_a_way_down(seed, mode):
     A[-1], b[-1] = mix @ A[:-1], mix @ b[:-1] + 10 ** rng.uniform(-2, 2)
     R, q = sparse_rows(int(rng.integers(1, n)), n, share, rng), rng.standard_normal(n)
     rows = {"A": A, "b": b, "G": sparse_rows(3, n, share, rng), "h": rng.random(3)}
-    body = dfwlayer.Polyhedron(**{name: torch.from_numpy(part) for name, part in rows.items()})
-    with compiled.using(mode):
-        found = dfwlayer.solve(
-            dfwlayer.Quadratic(torch.from_numpy(R.T @ R), torch.from_numpy(q)), body
-        )
+    found, body = solved_over(rows, R.T @ R, q, mode)
     assert int(found.status) == Status.INFEASIBLE
     proof = found.proof
     left = body.A.mT @ proof["b"] + body.G.mT @ proof["h"]
@@ -113,11 +118,7 @@ def test_bounds_that_stay_short_of_an_equation_by_little(seed, mode):
     rows = {"A": weights[None], "b": np.array([weights @ upper + 10 ** rng.uniform(-4, 0)])}
     rows |= {"lower": -rng.random(n), "upper": upper}
     R, q = sparse_rows(int(rng.integers(1, n + 1)), n, 0.1, rng), rng.standard_normal(n)
-    body = dfwlayer.Polyhedron(**{name: torch.from_numpy(part) for name, part in rows.items()})
-    with compiled.using(mode):
-        found = dfwlayer.solve(
-            dfwlayer.Quadratic(torch.from_numpy(R.T @ R), torch.from_numpy(q)), body
-        )
+    found, body = solved_over(rows, R.T @ R, q, mode)
     assert int(found.status) == Status.INFEASIBLE
     proof = found.proof
     slope = body.A.mT @ proof["b"]
