@@ -23,7 +23,7 @@ RIDGES = 1e-9, 1e-7, 1e-12
 STILL = 1e30  # on the diagonal, of what must not move
 CORRECTIONS = 12  # each with what the one before has left; where f bends, two are enough
 # Of x: a correction that is smaller was the last. Where f bends by less than the ridge it moves x
-# by a small part of what is missing only; tried on linear programs with a curvature of 1e-12 and on
+# by a small part of what is missing only; tried on linear programs with a curvature of 1e-11 and on
 # Maros-Meszaros.
 STILL_THERE = 1e-11
 FEWER = 0.9  # of what is left of ∇f, and
