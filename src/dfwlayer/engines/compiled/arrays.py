@@ -22,16 +22,22 @@ __all__ = [
     "Batch",
     "Laid",
     "array_of",
+    "gram",
     "narrowed",
     "outer",
     "signs",
     "stretched",
     "summed",
+    "times",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DOUBLE = np.dtype(np.float64)
-FEW = 32  # numbers up to which Python adds at least as fast as a routine of BLAS is called
+FEW = 32  # numbers up to which Python adds at least as fast as NumPy is called
+# Products of numbers from which one of matrices is left to PyTorch. NumPy's own BLAS would spread
+# it over all cores, whatever PyTorch was told to use, and wait for each of them: where others are
+# at work there that takes milliseconds. Below this it keeps to one thread, and is called sooner.
+LARGE = 20_000
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
@@ -144,13 +150,33 @@ def array_of(value: Value, rank: int) -> Array:
 
 
 def _sums_up(values: Array) -> bool:
-    """Whether a sum of all entries, or of their squares, is a number, and so each entry.
-
-    A few are added here: the first call of a routine of BLAS after other work takes longer.
-    """
+    """Whether the sum of all entries is a number, and so each of them."""
     if values.size <= FEW:
         return math.isfinite(sum(values.ravel().tolist()))
-    return math.isfinite(np.vdot(values, values))
+    with np.errstate(all="ignore"):
+        return math.isfinite(np.add.reduce(values, axis=None))
+
+
+def times(A: Array, x: Array) -> Array:  # (·, m, n), (·, n) -> (·, m)
+    """A x for each problem, either of them shared or not."""
+    if len(A) == 1 < len(x) and A.size * len(x) > LARGE:
+        return _torch_product(x, A[0].T)
+    found: Array = np.matmul(A, x[..., None])[..., 0]
+    return found
+
+
+def gram(A: Array) -> Array:  # (·, m, n) -> (·, n, n)
+    """AᵀA."""
+    if len(A) == 1 and A.size * A.shape[2] > LARGE:
+        return _torch_product(A[0].T, A[0])[None]
+    found: Array = np.matmul(np.swapaxes(A, -2, -1), A)
+    return found
+
+
+def _torch_product(a: Array, b: Array) -> Array:
+    """A product of two matrices, by the threads that PyTorch may use."""
+    found: Array = torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    return found
 
 
 def stretched(values: Array, *shape: int) -> Array:
@@ -173,7 +199,9 @@ def signs(weight: Value) -> Array:
 def outer(like: Tensor, a: Array, b: Array, c: Array, d: Array) -> Tensor:
     """Σ abᵀ + cdᵀ over the problems that share a matrix."""
     if like.dim() == 2 or len(like) == 1:
-        total = a.T @ b + c.T @ d
+        left, right = np.concatenate((a, c)), np.concatenate((b, d))
+        large = left.size * right.shape[1] > LARGE
+        total = _torch_product(left.T, right) if large else left.T @ right
     else:
         # a product of matrices writes each entry once
         total = np.matmul(np.stack((a, c), -1), np.stack((b, d), -2))

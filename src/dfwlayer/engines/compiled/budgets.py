@@ -22,7 +22,15 @@ from torch import Tensor
 
 from dfwlayer.constraints.region import Spent
 from dfwlayer.engines.compiled.answer import Gradients
-from dfwlayer.engines.compiled.arrays import Array, Batch, array_of, signs, stretched, summed
+from dfwlayer.engines.compiled.arrays import (
+    Array,
+    Batch,
+    array_of,
+    signs,
+    stretched,
+    summed,
+    times,
+)
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLOSE, DOUBLE, ROUNDING, SINGLE
 from dfwlayer.engines.compiled.polyhedra import LARGEST, Polyhedra, polyhedra_of
@@ -147,7 +155,7 @@ class Budgets:
         P, q, A, b = (_some(part, going) for part in objective)
         P = P if P.shape[1] else np.eye(n)[None]
         with np.errstate(all="ignore"):
-            slope, beside = q + _times(P, some.centre), b - _times(A, some.centre)
+            slope, beside = q + times(P, some.centre), b - times(A, some.centre)
             both = np.concatenate((P, -P), -1)
             parts = np.concatenate((both, -both), -2), np.concatenate((slope, -slope), -1)
             bent, pull = map(np.ascontiguousarray, parts)
@@ -172,7 +180,7 @@ class Budgets:
             weak = still & ~((above < 0) | fixed[:, :n]) | still & ~((below < 0) | fixed[:, n:])
             solved = (own.codes[0] == outcome.SOLVED) & clear & ~weak.any(-1)
             value, there = (_value(P, q, A, b, y) for y in (x, some.centre + (up - down)))
-            terms = (np.abs(x) * (_times(np.abs(P), np.abs(x)) + np.abs(q))).sum(-1)
+            terms = (np.abs(x) * (times(np.abs(P), np.abs(x)) + np.abs(q))).sum(-1)
             gap = np.maximum(own.values[1] + value - there, 0.0) + ROUNDING * DOUBLE * terms
             settled = some._settled(x, eps)
             proven = gap <= tol * np.maximum(np.abs(value), 1e-300)
@@ -193,12 +201,12 @@ class Budgets:
         n = c.shape[1]
         budget = np.broadcast_to(np.concatenate((self.weight, self.weight), -1), (count, 2 * n))
         G = np.broadcast_to(_mirrored(base.G), (count, base.G.shape[1], 2 * n))
-        h = np.broadcast_to(base.h - _times(base.G, c), (count, base.G.shape[1]))
+        h = np.broadcast_to(base.h - times(base.G, c), (count, base.G.shape[1]))
         radius = np.broadcast_to(self.radius, (count, 1))
         up, down = (base.lower - c, base.upper - c), (c - base.upper, c - base.lower)
         sides = zip(up, down, strict=True)
         lower, upper = (np.maximum(np.concatenate(side, -1), 0.0) for side in sides)
-        parts = _mirrored(base.E), base.e - _times(base.E, c)
+        parts = _mirrored(base.E), base.e - times(base.E, c)
         rows = np.concatenate((G, budget[:, None]), 1), np.concatenate((h, radius), -1)
         E, e, G, h, lower, upper = map(np.ascontiguousarray, (*parts, *rows, lower, upper))
         return replace(base, E=E, e=e, G=G, h=h, lower=lower, upper=upper)
@@ -211,7 +219,7 @@ class Budgets:
         for matrix, side, least in ((base.E, base.e, -np.inf), (base.G, base.h, 0.0)):
             if matrix.shape[1]:
                 allowed = most * (np.abs(matrix).max(-1) * farthest + np.abs(side))
-                over = _times(matrix, x) - side
+                over = times(matrix, x) - side
                 fine &= (over <= allowed).all(-1) & ((over >= -allowed) | (least == 0)).all(-1)
         used = (self.weight * np.abs(x - self.centre)).sum(-1, keepdims=True)
         allowed = most * (self.weight.max(-1, keepdims=True) * farthest + self.radius)
@@ -260,7 +268,7 @@ class Budgets:
             (base.E, found.multipliers[:, :k]),
             (base.G, found.multipliers[:, k : self._place]),
         ):
-            rest += _times(np.swapaxes(matrix, -2, -1), force)
+            rest += times(np.swapaxes(matrix, -2, -1), force)
         ends = nu[:, self._place + 1 :]
         ends[:] = np.where(self._still(found), rest, ends)
         return Adjoint(np.zeros_like(found.x), nu, None)
@@ -327,11 +335,6 @@ def _some(part: Array, index: Array) -> Array:
 
 def _value(P: Array, q: Array, A: Array, b: Array, x: Array) -> Array:  # (B,)
     """f."""
-    residual = _times(A, x) - b
-    value: Array = 0.5 * (residual**2).sum(-1) if b.shape[1] else x * (0.5 * _times(P, x) + q)
+    residual = times(A, x) - b
+    value: Array = 0.5 * (residual**2).sum(-1) if b.shape[1] else x * (0.5 * times(P, x) + q)
     return value if b.shape[1] else value.sum(-1)
-
-
-def _times(A: Array, x: Array) -> Array:
-    found: Array = np.matmul(A, x[..., None])[..., 0]
-    return found

@@ -21,9 +21,11 @@ from dfwlayer.engines.compiled.arrays import (
     Batch,
     Laid,
     array_of,
+    gram,
     outer,
     stretched,
     summed,
+    times,
 )
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.results import Renewal, Results, Sets
@@ -61,8 +63,8 @@ class Quadratics(NamedTuple):
             assert matrix is not None
             A, b = array_of(matrix, 2), q
             with np.errstate(all="ignore"):  # problems of NaN, and beyond the range, are for others
-                P = np.matmul(np.swapaxes(A, -2, -1), A)
-                q = -_times(np.swapaxes(A, -2, -1), b)
+                P = gram(A)
+                q = -times(np.swapaxes(A, -2, -1), b)
         elif matrix is not None:
             P = array_of(matrix, 2)
         return cls(matrix, vector, squared, (P, q, A, b))
@@ -77,16 +79,16 @@ class Quadratics(NamedTuple):
         if self.matrix is None:
             return x
         if self.squared:
-            return _times(np.swapaxes(A, -2, -1), _times(A, x))
-        return 0.5 * (_times(P, x) + _times(np.swapaxes(P, -2, -1), x))
+            return times(np.swapaxes(A, -2, -1), times(A, x))
+        return 0.5 * (times(P, x) + times(np.swapaxes(P, -2, -1), x))
 
     def seen_from(self, c: Array) -> Quadratics:  # (·, n)
         """y ↦ f(c + y), but for a constant where f is not a square."""
         P, q, A, b = self.arrays
         with np.errstate(all="ignore"):
             if self.squared:
-                b = b - _times(A, c)
-                q = -_times(np.swapaxes(A, -2, -1), b)
+                b = b - times(A, c)
+                q = -times(np.swapaxes(A, -2, -1), b)
             else:
                 q = q + self.product(c)
         return self._replace(arrays=(P, q, A, b))
@@ -96,7 +98,7 @@ class Quadratics(NamedTuple):
         _, q, A, b = self.arrays
         with np.errstate(all="ignore"):
             if self.squared:
-                residual = _times(A, x) - b
+                residual = times(A, x) - b
                 return np.asarray(0.5 * (residual * residual).sum(-1))
             return np.asarray((x * (0.5 * self.product(x) + q)).sum(-1))
 
@@ -112,8 +114,8 @@ class Quadratics(NamedTuple):
         _, _, A, b = self.arrays
         left = codes[0, :, None] != outcome.SOLVED
         with np.errstate(all="ignore"):  # the numbers of what was left may be any
-            moved = np.where(left, 0.0, _times(A, u))
-            residual = _times(A, x) - b
+            moved = np.where(left, 0.0, times(A, u))
+            residual = times(A, x) - b
         if matrix is not None:
             residual = np.where(left, 0.0, residual)
             of_matrix = outer(matrix, -moved, x, -residual, u)
@@ -124,7 +126,7 @@ class Quadratics(NamedTuple):
         _, q, A, b = self.arrays
         with np.errstate(all="ignore"):
             if self.squared:
-                return _times(np.swapaxes(A, -2, -1), _times(A, x) - b)
+                return times(np.swapaxes(A, -2, -1), times(A, x) - b)
             return self.product(x) + q
 
     def explicit(self, asked: Sequence[bool], x: Array, w: Array) -> Gradients:  # (B, n), (B, 1)
@@ -136,7 +138,7 @@ class Quadratics(NamedTuple):
                 of_matrix = outer(self.matrix, 0.25 * w * x, x, 0.25 * x, w * x)
             return [of_matrix, summed(self.vector, w * x) if asked[1] else None]
         with np.errstate(all="ignore"):
-            residual = np.where(w == 0, 0.0, w * (_times(A, x) - b))
+            residual = np.where(w == 0, 0.0, w * (times(A, x) - b))
         if asked[0] and self.matrix is not None:
             of_matrix = outer(self.matrix, 0.5 * residual, x, 0.5 * residual, x)
         return [of_matrix, summed(self.vector, -residual) if asked[1] else None]
@@ -406,12 +408,6 @@ def _laid_sets(
 
 
 _of_numbers: dict[Any, Sets] = {}
-
-
-def _times(A: Array, x: Array) -> Array:
-    """A x for each problem, either of them shared or not."""
-    found: Array = np.matmul(A, x[..., None])[..., 0]
-    return found
 
 
 @lru_cache(maxsize=64)

@@ -21,10 +21,12 @@ from dfwlayer.engines.compiled.arrays import (
     Array,
     Batch,
     array_of,
+    gram,
     outer,
     signs,
     stretched,
     summed,
+    times,
 )
 from dfwlayer.engines.compiled.kernels import outcome
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, ROUNDING
@@ -95,7 +97,7 @@ class Ovals:
                 part, own = oval.some(going), mu[going, j, None]
                 touch = part.centre + _on(part, x[going])
                 bent += own[..., None] * part.square
-                pull -= own * _times(part.square, touch)
+                pull -= own * times(part.square, touch)
             found = planes.search((bent, pull, *nothing), start, PROGRAM, len(going))
             moved = np.abs(found.x - x[going]).max(-1) <= NEAR * np.abs(found.x).max(-1)
             new = found.multipliers[:, tangents]
@@ -128,7 +130,7 @@ class Ovals:
             if x is None:
                 rows[:, j], sides[:, j] = 0.0, 1.0
                 continue
-            normal = _times(part.square, _on(part, x))
+            normal = times(part.square, _on(part, x))
             rows[:, j] = normal
             sides[:, j] = (part.radius**2)[:, 0] + (normal * part.centre).sum(-1)
             sides[:, j] = np.where((normal == 0).all(-1), 1.0, sides[:, j])
@@ -143,26 +145,26 @@ class Ovals:
         with np.errstate(all="ignore"):
             out.values[0], rest = _value_and_slope(objective, x)
             P, q = objective[:2]
-            size = _times(np.abs(P), np.abs(x)) + np.abs(q)
+            size = times(np.abs(P), np.abs(x)) + np.abs(q)
             gap, terms = np.zeros(len(x)), np.zeros(len(x))
             lines, rows = out.multipliers[:, :k], out.multipliers[:, k : k + m]
             ends = out.multipliers[:, k + m + len(self.ovals) :]
             for matrix, side, force in ((base.E, base.e, lines), (base.G, base.h, rows)):
                 if not matrix.shape[1]:
                     continue
-                pulled = _times(np.swapaxes(matrix, -2, -1), force)
+                pulled = times(np.swapaxes(matrix, -2, -1), force)
                 rest = rest + pulled
                 size = size + np.abs(pulled)
-                room = side - _times(matrix, x)
+                room = side - times(matrix, x)
                 gap += np.where(force != 0, force * room, 0.0).sum(-1)
-                across = np.abs(side) + _times(np.abs(matrix), np.abs(x))
+                across = np.abs(side) + times(np.abs(matrix), np.abs(x))
                 terms += np.where(force != 0, np.abs(force) * across, 0.0).sum(-1)
             bound = np.where(ends > 0, base.upper, base.lower)
             gap += np.where(ends != 0, ends * (bound - x), 0.0).sum(-1)
             rest, clear, reach = rest + ends, np.ones(len(x), bool), np.full(len(x), np.inf)
             for j, oval in enumerate(self.ovals):
                 y = x - oval.centre
-                normal = _times(oval.square, y)
+                normal = times(oval.square, y)
                 length = np.sqrt(np.maximum((y * normal).sum(-1), 0.0))
                 t, own = oval.radius[:, 0], mu[:, j]
                 rest = rest + own[:, None] * normal
@@ -177,7 +179,7 @@ class Ovals:
             inverse = np.linalg.solve(square, rest[..., None])[..., 0]
             last = np.sqrt(np.maximum((rest * inverse).sum(-1), 0.0))
             span = np.sqrt(
-                np.maximum(((x - centre.centre) * _times(square, x - centre.centre)).sum(-1), 0.0)
+                np.maximum(((x - centre.centre) * times(square, x - centre.centre)).sum(-1), 0.0)
             )
             gap += last * (span + centre.radius[:, 0])
             small = (np.abs(rest) <= CLEAR * ROUNDING * DOUBLE * size.max(-1, keepdims=True)).all(
@@ -226,14 +228,14 @@ class Ovals:
             of_matrix: Tensor | None = None
             if want[0] and oval.matrix is not None:
                 assert isinstance(oval.form.weight, Tensor)
-                image, moved = _times(oval.matrix, y), _times(oval.matrix, u)
+                image, moved = times(oval.matrix, y), times(oval.matrix, u)
                 of_matrix = outer(oval.form.weight, image, -mu * u - nu * y, -mu * moved, y)
             elif want[0]:
                 each = -oval.weight * y * (2 * mu * u + nu * y) * signs(oval.form.weight)
                 of_matrix = summed(oval.form.weight, each)
             of_centre: Tensor | None = None
             if want[1]:
-                of_centre = summed(oval.form.centre, _times(oval.square, mu * u + nu * y))
+                of_centre = summed(oval.form.centre, times(oval.square, mu * u + nu * y))
             of_radius = summed(oval.form.radius, nu * oval.radius) if want[2] else None
             gradients += [of_matrix, of_centre, of_radius]
         return gradients
@@ -254,10 +256,8 @@ def ovals_of(form: Met, n: int, batch: Batch) -> Ovals | None:
         weight = np.abs(_wide(1.0 if full else oval.weight, n))
         matrix = array_of(oval.weight, 2) if full else None
         with np.errstate(all="ignore"):
-            if matrix is None:
-                square = (weight**2)[:, None, :] * np.eye(n)
-            else:
-                square = np.matmul(np.swapaxes(matrix, -2, -1), matrix)
+            diagonal = (weight**2)[:, None, :] * np.eye(n)
+            square = diagonal if matrix is None else gram(matrix)
         radius = array_of(oval.radius, 1)
         if not _is_round(square) or not (radius > 0).all():
             return None
@@ -281,7 +281,7 @@ def _is_round(square: Array) -> bool:
 def _on(part: _Arrays, x: Array) -> Array:  # (B, n)
     """x − c, brought to the length t that the ellipsoid gives it; 0 at the centre."""
     y = x - part.centre
-    length = np.sqrt((y * _times(part.square, y)).sum(-1, keepdims=True))
+    length = np.sqrt((y * times(part.square, y)).sum(-1, keepdims=True))
     return np.where(length > 0, y * (part.radius / np.where(length > 0, length, 1.0)), 0.0)
 
 
@@ -296,9 +296,9 @@ def _value_and_slope(objective: Arrays, x: Array) -> tuple[Array, Array]:  # (B,
     """f and ∇f: of ½ ‖Ax − b‖² where there are rows of A, otherwise ½ xᵀPx + qᵀx."""
     P, q, A, b = objective
     if b.shape[-1]:
-        rest = _times(A, x) - b
-        return 0.5 * (rest * rest).sum(-1), _times(np.swapaxes(A, -2, -1), rest)
-    bent = _times(P, x)
+        rest = times(A, x) - b
+        return 0.5 * (rest * rest).sum(-1), times(np.swapaxes(A, -2, -1), rest)
+    bent = times(P, x)
     return (x * (0.5 * bent + q)).sum(-1), bent + q
 
 
@@ -309,8 +309,3 @@ def _some(part: Array, index: Array) -> Array:
 def _wide(value: Value, n: int) -> Array:
     values = array_of(value, 1)
     return stretched(values, len(values), n)
-
-
-def _times(A: Array, x: Array) -> Array:
-    found: Array = np.matmul(A, x[..., None])[..., 0]
-    return found

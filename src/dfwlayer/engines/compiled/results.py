@@ -64,7 +64,8 @@ class Adjoint(NamedTuple):
             return
         largest = torch.finfo(dtype).max
         # the squares of all together, without a copy, are enough in nearly every call
-        if math.sqrt(np.vdot(self.u, self.u)) * math.sqrt(np.vdot(x, x) + 1) < largest:
+        moves, places = (np.einsum("bi,bi->", part, part) for part in (self.u, x))
+        if math.sqrt(moves) * math.sqrt(places + 1) < largest:
             return
         size = np.abs(self.u).max(-1) * np.maximum(np.abs(x).max(-1), 1.0)
         lost = ~(size < largest)
