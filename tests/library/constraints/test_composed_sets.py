@@ -147,6 +147,31 @@ def test_batched_oracle_and_other_methods():
     assert within.converged.all()
 
 
+def test_a_slow_problem_does_not_ask_for_the_others():
+    """A function of one cost is called about as often for a batch as for its problems alone."""
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * 3)
+    asked = []
+
+    def corner(cost):
+        asked.append(cost)
+        return corners[(corners @ cost).argmin()]
+
+    gen = torch.Generator().manual_seed(1)
+    A = torch.eye(3, dtype=F64).repeat(16, 1, 1)
+    A[5] = 1 + 0.05 * torch.randn(3, 3, generator=gen, dtype=F64)  # columns that are all but one
+    b = torch.randn(16, 3, generator=gen, dtype=F64)
+    calls = {}
+    for rows in (slice(None), 5, 6):
+        asked.clear()
+        objective = dfw.LeastSquares(A[rows], b[rows])
+        sol = dfw.solve(objective, dfw.CustomSet(corner), method="projected-newton")
+        assert (sol.gap <= 1e-9).all()
+        calls[str(rows)] = len(asked)
+    together, slow, quick = calls.values()
+    assert slow > 5 * quick  # so that going on with all would be 5 times the work
+    assert together <= 2 * (slow + 15 * quick)
+
+
 def test_soft_vertices_of_a_function():
     """The mean over noise, whose derivative is that of the mean: against many more samples."""
     cost = torch.tensor([0.1, -0.2, 0.3], dtype=F64, requires_grad=True)

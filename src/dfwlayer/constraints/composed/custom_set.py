@@ -82,8 +82,12 @@ class CustomSet(Constraint):
         """The same function, which is asked with costs of the variable's shape."""
         return self.changed(shape=shape)
 
-    def rows(self, index: Tensor) -> None:
-        """None: what ``vertex`` holds of single problems is its own affair."""
+    def rows(self, index: Tensor) -> Constraint | None:
+        """The set itself where each cost is asked alone, and so does not tell whose it is.
+
+        None where a batch is: what ``vertex`` holds of single problems is its own affair.
+        """
+        return None if self.batched else self
 
     def start(self, like: Tensor) -> Tensor:
         """The vertex for the cost zero."""
@@ -104,6 +108,8 @@ class CustomSet(Constraint):
             points = self._checked(self.vertex_of(costs), costs)
         else:
             points = torch.stack([self._checked(self.vertex_of(cost), cost) for cost in costs])
+        if not bool(torch.isfinite(points).all()):
+            raise ValueError("vertex: returned NaN or infinity; expected a point of a bounded set")
         return points.reshape(g.shape).to(g.dtype)
 
     def soft_vertex(self, g: Tensor, temperature: float) -> Tensor:
@@ -206,10 +212,7 @@ class CustomSet(Constraint):
         check_tensor("vertex", point)
         if point.is_complex():
             raise ValueError(f"vertex: expected real numbers, got {point.dtype}")
-        found: Tensor = point.detach().to(cost)
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError("vertex: returned NaN or infinity; expected a point of a bounded set")
-        return found
+        return point.detach().to(cost)
 
 
 def _onto(basis: Tensor, v: Tensor) -> Tensor:  # (..., n, r), (..., n) -> (..., n)
