@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg import sparse_factor
-from dfwlayer.ops.matrices import csr, csr_product, times
+from dfwlayer.ops.matrices import csr, csr_product, raised_cholesky, times
 from dfwlayer.ops.scale import TINY
 
 __all__ = ["FEW", "LARGEST", "Model", "SparseModel", "model_by_columns"]
@@ -250,13 +250,6 @@ def _cholesky(matrix: Tensor) -> Tensor:
 
     What is added to the diagonal is relative to its largest entry.
     """
-    factor, info = torch.linalg.cholesky_ex(matrix)
     size = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
-    shift = 1e-15
-    while bool(info.any()) and shift < 1:
-        failed = (info > 0).unsqueeze(-1)
-        shift *= 100
-        shifted = matrix + torch.diag_embed((failed * shift * size).expand(matrix.shape[:-1]))
-        again, info = torch.linalg.cholesky_ex(shifted)
-        factor = torch.where(failed.unsqueeze(-1), again, factor)
-    return torch.where((info > 0)[..., None, None], torch.eye(matrix.shape[-1]).to(matrix), factor)
+    factor, failed = raised_cholesky(matrix, size, 1e-13)
+    return torch.where(failed[..., None, None], torch.eye(matrix.shape[-1]).to(matrix), factor)

@@ -15,6 +15,7 @@ __all__ = [
     "csr",
     "csr_product",
     "has_scipy",
+    "raised_cholesky",
     "substitute",
     "times",
 ]
@@ -33,6 +34,28 @@ def cholesky_factor(matrix: Tensor) -> Tensor | None:  # (..., n, n)
     else:
         factor, info = torch.linalg.cholesky_ex(matrix)
     return None if bool(info.any()) else factor
+
+
+def raised_cholesky(
+    matrix: Tensor,  # (..., n, n)
+    size: Tensor | float,  # (..., 1)
+    first: float,
+) -> tuple[Tensor, Tensor]:
+    """Cholesky factors, and a mask (...) of the matrices that have none.
+
+    Where rounding made a matrix indefinite, it is the factor of one with more on its diagonal:
+    ``first`` times its size, and 100 times more until there is a factor. Each matrix gets what it
+    needs itself, whatever others of the batch need.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    failed, shift = info > 0, first
+    while bool(failed.any()) and shift < 100:
+        more = (failed.unsqueeze(-1) * shift * size).expand(matrix.shape[:-1])
+        again, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(more))
+        factor = torch.where(failed[..., None, None], again, factor)
+        failed = failed & (info > 0)
+        shift *= 100
+    return factor, failed
 
 
 def substitute(factor: Tensor, v: Tensor) -> Tensor:  # (..., n, n), (..., n, m) -> (..., n, m)

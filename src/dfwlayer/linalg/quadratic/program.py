@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfwlayer.ops.matrices import raised_cholesky
+
 __all__ = ["Program", "Units", "cholesky", "times"]
 
 
@@ -127,7 +129,11 @@ class Program(NamedTuple):
         )
 
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:  # (B, n), (B, n) -> (B, n)
-        """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular."""
+        """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular.
+
+        Of a P that rounding made indefinite the factor is that of another one, and where these two
+        differ in sign a correction adds to what it should take away: it is left out there.
+        """
         bend = self.P.diagonal(dim1=-2, dim2=-1)
         free = free & (bend > 1e-16 * bend.amax(-1, keepdim=True))  # f is linear in the others
         mask = free.to(v.dtype)
@@ -137,10 +143,13 @@ class Program(NamedTuple):
         ridged = own * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         ridged.diagonal(dim1=-2, dim2=-1).add_(1e-13)
         factor = cholesky(ridged)
-        u = torch.zeros_like(v)
+        u, rest = torch.zeros_like(v), v
         for _ in range(3):
-            rest = (v - times(own, u)) * unit
-            u = u + unit * torch.cholesky_solve(rest.unsqueeze(-1), factor).squeeze(-1)
+            way = torch.cholesky_solve((rest * unit).unsqueeze(-1), factor).squeeze(-1)
+            closer = u + unit * way
+            left = v - times(own, closer)
+            better = left.abs().amax(-1, keepdim=True) < rest.abs().amax(-1, keepdim=True)
+            u, rest = torch.where(better, closer, u), torch.where(better, left, rest)
         return torch.where(free & torch.isfinite(u), u, 0)
 
     def without(self, fixed: Tensor) -> Program:
@@ -173,17 +182,7 @@ def times(matrix: Tensor, v: Tensor) -> Tensor:  # (·, m, n), (B, n) -> (B, m)
 
 def cholesky(matrix: Tensor) -> Tensor:
     """The factor of a matrix with a diagonal of ones; where it fails, of one with more of them."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    shift = 1e-14
-    while bool(info.any()) and shift < 1:
-        shift *= 100
-        failed = info > 0
-        shifted = matrix.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).add_(torch.where(failed, shift, 0).unsqueeze(-1))
-        again, info = torch.linalg.cholesky_ex(shifted)
-        factor = torch.where(failed[:, None, None], again, factor)
-    found: Tensor = factor
-    return found
+    return raised_cholesky(matrix, 1.0, 1e-12)[0]
 
 
 class Units(NamedTuple):
