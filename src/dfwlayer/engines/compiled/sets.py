@@ -125,7 +125,7 @@ class Polytopes:
     def adjoint(self, P: Array, found: Results, v: Array, eps: float) -> Adjoint:
         batch, n = v.shape
         projects = self.projects(P)
-        rest = np.empty((batch if self.moves or not projects else 0, n))
+        rest = np.empty((batch if self.moves else 0, n))  # no number asks for it
         out = Adjoint(np.empty((batch, n)), np.empty(found.multipliers.shape), rest)
         face = found.codes, *found.face, found.multipliers
         if projects:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import dfwlayer
 from dfwlayer_bench.bench.ours import compiled_ahead, not_compiled
 from dfwlayer_bench.bench.small import rivals
-from dfwlayer_bench.bench.small.problems import SETS, Ball, Problem, rows_of
+from dfwlayer_bench.bench.small.problems import SETS, Ball, Problem, reference_of, rows_of
 from dfwlayer_bench.bench.turns import Passes, TimedSystem
 from dfwlayer_bench.systems.base import load
 from dfwlayer_bench.systems.rows import layers, solvers
@@ -35,6 +36,30 @@ def _ours(problem: Problem) -> Passes:
         return dfwlayer.solve(dfwlayer.Quadratic(problem.P, q), constraint, tol=TOL).x
 
     return Passes.of(x_of, problem.q, problem.value, {"tol": TOL})
+
+
+class _Known(torch.autograd.Function):
+    """A solution and a gradient that were there before, handed on."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient.clone(), None, None
+
+
+def _floor(problem: Problem) -> Passes:
+    """What PyTorch takes for any function that is written in Python."""
+    found = reference_of(problem)
+
+    def x_of(q: Tensor) -> Tensor:
+        x: Tensor = _Known.apply(q, found.x, found.gradient)  # type: ignore[no-untyped-call]
+        return x
+
+    return Passes.of(x_of, problem.q, problem.value, {})
 
 
 def _from_jax(problem: Problem) -> Passes:
@@ -76,6 +101,7 @@ SYSTEMS: dict[str, SmallSystem] = {
     for system in (
         SmallSystem("dfwlayer", "dfwlayer", compiled_ahead(_ours), ("numba",)),
         SmallSystem("dfwlayer-eager", "dfwlayer, not compiled", not_compiled(_ours)),
+        SmallSystem("floor", "autograd alone, x known", _floor),
         SmallSystem(
             "dfwlayer-jax",
             "dfwlayer from JAX",

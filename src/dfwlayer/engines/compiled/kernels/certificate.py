@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from dfwlayer.engines.compiled.kernels import place, table
-from dfwlayer.engines.compiled.kernels.constants import DOUBLE
+from dfwlayer.engines.compiled.kernels.constants import DOUBLE, LARGEST
 from dfwlayer.engines.compiled.kernels.dense import add, fill, kernel, product, solve_with, summing
 from dfwlayer.engines.compiled.kernels.faces import free_in, slope
-from dfwlayer.engines.compiled.kernels.numbers import rounded
+from dfwlayer.engines.compiled.kernels.numbers import number_of, ordered, rounded
 
 __all__ = ["gap_beside", "gap_of", "relaxed_gap", "settle", "total_of"]
+
+DIGITS = 52  # of a float64 behind the first, in front of which its bits have the exponent
+FAINTEST = 1e-200  # a number whose last digits' last digits are none of the smallest numbers
+BLOCK = 1024  # terms of a row that are added up at once, so that N³/2¹⁰² is nothing
 
 
 @kernel
@@ -22,38 +26,74 @@ def _plus(total, term):
 
 
 @kernel
+def _largest_term(slopes, x):
+    """The largest |a_i x_i|, NaN if one is."""
+    key = ordered(0.0)
+    for i in range(len(x)):
+        key = max(key, ordered(abs(slopes[i] * x[i])))
+    return number_of(key)
+
+
+@kernel
+def _beyond(value):
+    """A power of two that is larger than a number."""
+    bits = np.float64(value).view(np.int64)
+    return np.int64(((bits >> DIGITS) + 1) << DIGITS).view(np.float64)
+
+
+@kernel
+def _in_units(slopes, x, budget, coarse, fine):
+    """Σ of some terms of a row, in whole units of the last digits of two numbers, see `total_of`.
+
+    Such a number rounds what is added to it to its last digit, and keeps its exponent, so that the
+    bits count these units. Integers have one sum in any order, which vector registers can take.
+    """
+    units = rests = np.int64(0)
+    one, two = np.float64(coarse).view(np.int64), np.float64(fine).view(np.int64)
+    for i in range(len(x)):
+        term = slopes[i] * x[i]
+        term = abs(term) if budget else term
+        there = term + coarse
+        rest = (term - (there - coarse)) + fine
+        units += np.float64(there).view(np.int64) - one
+        rests += np.float64(rest).view(np.int64) - two
+    return units, rests
+
+
+@kernel
+def _carried(slopes, x, budget):
+    """The same for terms of any size, one after the other."""
+    total = lost = 0.0
+    for i in range(len(x)):
+        term = slopes[i] * x[i]
+        total, part = _plus(total, abs(term) if budget else term)
+        lost += part
+    return total + lost
+
+
+@kernel
 def total_of(body, row, x):
-    """What a row adds up to, with the rounding of the sum carried along, and its largest term."""
-    a = b = c = d = 0.0
-    e = f = g = h = 0.0
-    j = k = m = o = 0.0
+    """What a row adds up to, as exact as float64 can tell, and its largest term.
+
+    With S a power of two beyond 2N times the largest of N terms, each term t and any sum of them
+    leave 3/2 S between S and 2S. So t is a number of units S/2⁵² and half a unit at most, of which
+    the same is made with a smaller S. What that leaves is N³/2¹⁰² of the largest term.
+    """
     slopes, n, budget = body[row], len(x), body[row, table.KIND] == table.BUDGET
-    i = 0
-    # four sums side by side, as each has to wait for its last one, and alike, for vector registers
-    while i + 4 <= n:
-        s, t = slopes[i] * x[i], slopes[i + 1] * x[i + 1]
-        u, v = slopes[i + 2] * x[i + 2], slopes[i + 3] * x[i + 3]
-        w, y, z, r = abs(s), abs(t), abs(u), abs(v)
-        s, t, u, v = (w, y, z, r) if budget else (s, t, u, v)
-        j, k = w if w > j else j, y if y > k else k
-        m, o = z if z > m else m, r if r > o else o
-        a, s = _plus(a, s)
-        b, t = _plus(b, t)
-        c, u = _plus(c, u)
-        d, v = _plus(d, v)
-        e, f, g, h = e + s, f + t, g + u, h + v
-        i += 4
-    size = max(max(j, k), max(m, o))
-    while i < n:
-        s = slopes[i] * x[i]
-        size = max(size, abs(s))
-        a, s = _plus(a, abs(s) if budget else s)
-        e += s
-        i += 1
-    a, s = _plus(a, b)
-    c, t = _plus(c, d)
-    a, u = _plus(a, c)
-    return a + ((e + f) + (g + h) + s + t + u), size
+    size = _largest_term(slopes, x)
+    if not FAINTEST < size < LARGEST:
+        return _carried(slopes, x, budget), size
+    count = min(n, BLOCK)
+    most = _beyond(2 * count * size)
+    rest = _beyond(count * DOUBLE * most)
+    total = lost = 0.0
+    for first in range(0, n, BLOCK):
+        end = min(first + BLOCK, n)
+        terms = slopes[first:end], x[first:end]
+        units, rests = _in_units(*terms, budget, 1.5 * most, 1.5 * rest)
+        total, part = _plus(total, DOUBLE * most * units)
+        lost += part + DOUBLE * rest * rests
+    return total + lost, size
 
 
 @kernel
@@ -143,27 +183,44 @@ def settle(body, blocks, places, x, eps, sides):
     return _is_inside(body[table.LOWER], body[table.UPPER], x)
 
 
-@summing
-def _enough(low, high, slopes, g, push, second, first, end):
+@kernel
+def _enough(low, high, slopes, g, push, second):
     """The least multiplier of a budget that keeps all coordinates that lack a bound at zero.
 
     The gradient is g + push · second, of an equation beside the budget. Without a branch.
     """
-    need = 0.0
-    for i in range(first, end):
+    need = none = ordered(0.0)
+    for i in range(len(g)):
         r = g[i] + push * second[i]
         missing = (high[i] == np.inf) if r < 0 else (low[i] == -np.inf)
         counts = missing & (slopes[i] > 0)
         share = abs(r) / (slopes[i] if counts else 1.0)
-        need = share if counts & (share > need) else need
-    return (1 + 2 * DOUBLE) * need
+        need = max(need, ordered(share) if counts else none)
+    return (1 + 2 * DOUBLE) * number_of(need)
+
+
+@kernel
+def _between(low, high, slopes, g):
+    """The multipliers of an equation for which no coordinate that lacks a bound would leave.
+
+    They are between two numbers. Without a branch.
+    """
+    least = lowest = ordered(-np.inf)
+    most = highest = ordered(np.inf)
+    for i in range(len(g)):
+        a = slopes[i]
+        up, down = high[i] == np.inf, low[i] == -np.inf
+        key = ordered(-g[i] / (a if a != 0 else 1.0))
+        least = max(least, key if (up & (a > 0)) | (down & (a < 0)) else lowest)
+        most = min(most, key if (down & (a > 0)) | (up & (a < 0)) else highest)
+    return number_of(least), number_of(most)
 
 
 @summing
-def _are_bounded(low, high, first, end):
+def _are_bounded(low, high):
     """Whether no bound is absent; without a branch."""
     absent = 0.0
-    for i in range(first, end):
+    for i in range(len(low)):
         absent += 1.0 if (low[i] == -np.inf) | (high[i] == np.inf) else 0.0
     return absent == 0
 
@@ -173,27 +230,23 @@ def _bounded_multipliers(body, blocks, g, multipliers):
     """Multipliers next to these for which the bound of `gap_of` is finite, where there are some."""
     for block in range(len(blocks)):
         first, end, row, last = blocks[block]
-        if last == row or _are_bounded(body[table.LOWER], body[table.UPPER], first, end):
+        if last == row:
             continue
+        # parts, as a number that may be negative counts from the end of a line, so that several
+        # coordinates could not be done at once
+        low, high = body[table.LOWER, first:end], body[table.UPPER, first:end]
+        if _are_bounded(low, high):
+            continue
+        slopes, force = body[row, first:end], g[first:end]
         if body[row, table.KIND] == table.EQUATION and last - row == 1:
-            least, most = -np.inf, np.inf
-            for i in range(first, end):
-                a = body[row, i]
-                if a == 0:
-                    continue
-                up, down = body[table.UPPER, i] == np.inf, body[table.LOWER, i] == -np.inf
-                if up if a > 0 else down:
-                    least = max(least, -g[i] / a)
-                if down if a > 0 else up:
-                    most = min(most, -g[i] / a)
+            least, most = _between(low, high, slopes, force)
             multipliers[row] = min(max(multipliers[row], least), most)
         elif body[row, table.KIND] == table.BUDGET:
-            tied = last - row == 2
-            push, second = (multipliers[row + 1], body[row + 1]) if tied else (0.0, body[row])
-            low, high = body[table.LOWER], body[table.UPPER]
-            need = _enough(low, high, body[row], g, push, second, first, end)
-            need = max(multipliers[row], need)
-            multipliers[row] = need
+            push, second = 0.0, slopes
+            if last - row == 2:
+                push, second = multipliers[row + 1], body[row + 1, first:end]
+            need = _enough(low, high, slopes, force, push, second)
+            multipliers[row] = max(multipliers[row], need)
 
 
 @summing

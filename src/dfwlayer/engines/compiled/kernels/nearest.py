@@ -15,22 +15,21 @@ from dfwlayer.engines.compiled.kernels import outcome, place, table
 from dfwlayer.engines.compiled.kernels.certificate import gap_of, settle, total_of
 from dfwlayer.engines.compiled.kernels.constants import CLEAR, DOUBLE, LARGEST, ROUNDING
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, fill, kernel, summing
-from dfwlayer.engines.compiled.kernels.numbers import own, proven, rounded
+from dfwlayer.engines.compiled.kernels.numbers import number_of, ordered, own, proven, rounded
 from dfwlayer.engines.compiled.kernels.polytope import meet, sound
 
 __all__ = ["adjoint", "search"]
 
 
-@summing
+@kernel
 def _negated(q, z):
     """z = −q; the largest entry, NaN if one is not for this code."""
-    largest = fine = 0.0
+    key = ordered(0.0)
     for i in range(len(z)):
         z[i] = -q[i]
-        size = abs(z[i])
-        largest = size if size > largest else largest
-        fine += 1.0 if size < LARGEST else 0.0
-    return largest if fine == len(z) else np.nan
+        key = max(key, ordered(abs(q[i])))
+    largest = number_of(key)
+    return largest if largest < LARGEST else np.nan
 
 
 @summing
@@ -127,13 +126,13 @@ def _shift(slopes, budget, step, places, sides, x):
         x[i] += step * a if places[i] == place.FREE else 0.0
 
 
-@summing
+@kernel
 def _steepest(slopes, n):
     """The largest |a|."""
-    largest = 0.0
+    key = ordered(0.0)
     for i in range(n):
-        largest = abs(slopes[i]) if abs(slopes[i]) > largest else largest
-    return largest
+        key = max(key, ordered(abs(slopes[i])))
+    return number_of(key)
 
 
 @summing

@@ -22,6 +22,8 @@ __all__ = [
     "asked",
     "bound_of",
     "finite",
+    "number_of",
+    "ordered",
     "own",
     "proven",
     "rounded",
@@ -35,6 +37,24 @@ ASYMMETRY = 5e-5
 NEITHER, CONVEX, DEFINITE = 0, 1, 2  # what P is
 FACTORED = 64  # coordinates up to which P is factorised to tell whether it bends down
 GOLDEN = 0.6180339887498949  # multiples of it, less whole numbers, are spread evenly
+BELOW_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)  # all bits of a number but its sign
+
+
+@kernel
+def ordered(value):
+    """An integer that is larger for a larger number, and largest for NaN without a sign.
+
+    The largest of many integers is found in vector registers, that of numbers only where it is
+    known that none of them is NaN.
+    """
+    bits = np.float64(value).view(np.int64)
+    return bits ^ ((bits >> 63) & BELOW_SIGN)
+
+
+@kernel
+def number_of(key):
+    """The number with this `ordered`."""
+    return np.int64(key ^ ((key >> 63) & BELOW_SIGN)).view(np.float64)
 
 
 @kernel

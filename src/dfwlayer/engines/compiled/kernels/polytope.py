@@ -18,6 +18,7 @@ import numpy as np
 from dfwlayer.engines.compiled.kernels import place, table
 from dfwlayer.engines.compiled.kernels.constants import LARGEST, SMALLEST
 from dfwlayer.engines.compiled.kernels.dense import kernel, summing
+from dfwlayer.engines.compiled.kernels.numbers import number_of, ordered
 
 __all__ = ["meet", "project", "sound"]
 
@@ -30,14 +31,14 @@ def _clip(y, low, high):
 
 
 @summing
-def _walk(low, high, slopes, budget, multiplier, z, first, end):
+def _walk(low, high, slopes, budget, multiplier, z):
     """For a multiplier of a row: what it adds up to, how fast that falls, its size.
 
     Without a branch, so that several coordinates are done at once.
     """
     total = slope = size = 0.0
     if budget:
-        for i in range(first, end):
+        for i in range(len(z)):
             a = slopes[i]
             y = abs(z[i]) - multiplier * a
             y = y if y > 0 else 0.0
@@ -47,7 +48,7 @@ def _walk(low, high, slopes, budget, multiplier, z, first, end):
             total += a * abs(c)
             slope += a * a if (y != 0) & (c == y) else 0.0
         return total, slope, total
-    for i in range(first, end):
+    for i in range(len(z)):
         a = slopes[i]
         y = z[i] - multiplier * a
         c = high[i] if y > high[i] else y
@@ -71,30 +72,34 @@ def _points(low, high, slopes, budget, multiplier, z, x, first, end):
 
 
 @kernel
-def _next_bend(body, row, multiplier, z, first, end, up):
-    """The nearest multiplier in that direction where the row's sum moves again, NaN if none."""
-    found = np.nan
-    budget = body[row, table.KIND] == table.BUDGET
-    for i in range(first, end):
-        a = body[row, i]
-        if a == 0:
-            continue
-        for side in range(2):
-            bound = body[table.LOWER, i] if side == 0 else body[table.UPPER, i]
-            at = (abs(z[i]) - abs(bound)) / a if budget else (z[i] - bound) / a
-            ahead = at > multiplier if up else at < multiplier
-            if ahead and np.isfinite(at):
-                nearer = np.isnan(found) or (at < found if up else at > found)
-                if nearer:
-                    found = at
-    return found
+def _next_bend(low, high, slopes, budget, multiplier, z, up):
+    """The nearest multiplier in that direction where the row's sum moves again, NaN if none.
+
+    Without a branch, so that several coordinates are done at once.
+    """
+    way = 1.0 if up else -1.0
+    here, none = way * multiplier, ordered(np.inf)
+    found = none
+    for i in range(len(z)):
+        a = slopes[i]
+        y, least, most = z[i], low[i], high[i]
+        y = abs(y) if budget else y
+        least, most = abs(least) if budget else least, abs(most) if budget else most
+        across = way * (a if a != 0 else 1.0)
+        one, two = (y - least) / across, (y - most) / across
+        found = min(found, ordered(one) if (one > here) & (a != 0) else none)
+        found = min(found, ordered(two) if (two > here) & (a != 0) else none)
+    return np.nan if found == none else way * number_of(found)
 
 
 @kernel
 def meet(body, row, start, z, first, end):
     """The multiplier for which a row holds, NaN if there is none."""
     eps = np.finfo(np.float64).eps
-    low, high, slopes = body[table.LOWER], body[table.UPPER], body[row]
+    # parts, as a number that may be negative counts from the end of a line, so that several
+    # coordinates could not be done at once
+    low, high = body[table.LOWER, first:end], body[table.UPPER, first:end]
+    slopes, near = body[row, first:end], z[first:end]
     target = body[row, table.TOTAL]
     budget = body[row, table.KIND] == table.BUDGET
     least, most = -np.inf, np.inf
@@ -103,7 +108,7 @@ def meet(body, row, start, z, first, end):
     at = 0.0 if budget else start
     close = eps * (2 + 0.25 * (end - first))  # rounding of the sum
     for trial in range(TRIALS):
-        total, slope, size = _walk(low, high, slopes, budget, at, z, first, end)
+        total, slope, size = _walk(low, high, slopes, budget, at, near)
         excess = total - target
         if budget and trial == 0 and excess <= 0:
             return 0.0
@@ -123,7 +128,7 @@ def meet(body, row, start, z, first, end):
         elif between:
             new = np.inf
         else:
-            new = _next_bend(body, row, at, z, first, end, excess > 0)
+            new = _next_bend(low, high, slopes, budget, at, near, excess > 0)
             if np.isnan(new):
                 return np.nan
         if between and not abs(new - at) < 0.5 * (most - least):

@@ -173,7 +173,8 @@ def _adjoint(
     if not kept:
         index[-1] = 0
     for b in range(first, end):
-        fill(0.0, rest[b])
+        if len(rest) > 0:
+            fill(0.0, rest[b])
         if not asked(b, codes, v, u, nu):
             continue
         own_P, _ = symmetric(P[own(b, P)], eps, S)
@@ -197,6 +198,8 @@ def _adjoint(
             u[b, index[a]] = work[Z, a]
         for j in range(held):
             nu[b, index[n + j]] = ties[FOUND, j]
+        if len(rest) == 0:
+            continue
         product(own_P, u[b], work[PY])
         for i in range(n):
             r = v[b, i] - work[PY, i]
@@ -232,7 +235,10 @@ def _on_disk(stamp):
         first, end, P, bodies, eps, codes, places, sides, multipliers,
         v, u, nu, rest, factors, orders,
     ):  # fmt: skip
-        """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1."""
+        """P u + Σ ν_j a_j = v and ⟨a_j, u⟩ = 0 on the faces of problems first … end − 1.
+
+        And v − P u − Σ ν_j a_j if anybody asks.
+        """
         _ = stamp
         n, dense = v.shape[1], P.shape[1] > 0
         memory = _memory(n, bodies.shape[1], dense, factors, orders)
