@@ -8,7 +8,8 @@ import torch
 
 import dfwlayer
 from dfwlayer.engines import compiled
-from dfwlayer.linalg.quadratic import Program, minimise
+from dfwlayer.linalg.quadratic import Program, Thin, minimise
+from dfwlayer.linalg.quadratic.contradiction import contradiction
 from dfwlayer.solution import Status
 from impossible import FAMILIES
 
@@ -124,3 +125,68 @@ def test_bounds_that_stay_short_of_an_equation_by_little(seed, mode):
     slope = body.A.mT @ proof["b"]
     least = torch.where(slope > 0, slope * body.lower, slope * body.upper).sum()
     assert least > proof["b"] @ body.b
+
+
+def rows_that_just_contradict(rng, amount):
+    """Rows y ≥ 0 of which sum to 0 ≤ −amount, f bent in some directions, and a point without it."""
+    n = int(rng.choice([5, 40, 150]))
+    share, m = max(0.05, 5 / n), int(rng.integers(2, n // 2 + 1))
+    G, point = sparse_rows(m, n, share, rng), rng.standard_normal(n)
+    G[-1] = -(rng.random(m - 1) + 0.1) @ G[:-1]
+    h = G @ point
+    h[-1] -= amount * np.abs(G[-1]).max()
+    R, q = sparse_rows(int(rng.integers(1, n + 1)), n, share, rng), rng.standard_normal(n)
+    order = rng.permutation(m)
+    return {"G": G[order], "h": h[order]}, R.T @ R, q
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_that_contradict_each_other_by_little(seed, mode):
+    """By 10⁻⁶ to 10⁻²: steps come that near to a solution, and the proof takes all their digits."""
+    rng = np.random.default_rng(seed)
+    rows, P, q = rows_that_just_contradict(rng, 10 ** rng.uniform(-6, -2))
+    found, body = solved_over(rows, P, q, mode)
+    assert int(found.status) == Status.INFEASIBLE
+    s = found.proof["h"]
+    assert s.min() >= 0
+    assert s @ body.h < 0
+    assert (body.G.mT @ s).abs().max() <= 1e-6 * -(s @ body.h)
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_leave_little_are_not_said_to_contradict_each_other(seed, mode):
+    rng = np.random.default_rng(seed)
+    rows, P, q = rows_that_just_contradict(rng, -(10 ** rng.uniform(-6, -2)))
+    found, _ = solved_over(rows, P, q, mode)
+    assert int(found.status) in (Status.CONVERGED, Status.ROUNDING_FLOOR, Status.UNBOUNDED)
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_a_proof_is_found_from_a_point_that_is_almost_there(layout):
+    """Two rows that leave no point by 10⁻⁷, and bounds far away; none where they leave one."""
+    bound = torch.tensor([[1e3, 1e3]], dtype=torch.float64)
+    for amount, empty in ((1e-7, True), (-1e-7, False)):
+        program = Program(
+            P=torch.zeros(1, 2, 2, dtype=torch.float64),
+            q=torch.zeros(1, 2, dtype=torch.float64),
+            G=torch.tensor([[[1.0, 2.0], [-1.0, -2.0]]], dtype=torch.float64),
+            h=torch.tensor([[1.0, -1.0 - amount]], dtype=torch.float64),
+            A=torch.zeros(1, 0, 2, dtype=torch.float64),
+            b=torch.zeros(1, 0, dtype=torch.float64),
+            lower=-bound,
+            upper=bound,
+        )
+        given = program if layout == "dense" else Thin.of(program, program.P, program.q)
+
+        def ended(part):
+            return minimise(part)[:3]
+
+        asked = torch.ones(1, dtype=torch.bool)
+        near = torch.tensor([[0.4, 0.3]], dtype=torch.float64)
+        proof = contradiction(given, near, asked, ended)
+        assert bool(proof.found) is empty
+        if empty:
+            left = given.gathered(proof.z)
+            assert left.abs().max() <= 1e-8 * -(proof.z[:, :2] * program.h).sum()

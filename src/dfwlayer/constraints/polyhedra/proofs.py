@@ -24,30 +24,12 @@ def proof_of_empty(constraint: LinearSet, like: Tensor) -> dict[str, Tensor]:
     """
     given = constraint.linear(like)
     assert isinstance(given, Program)
-    _, _, G, h, A, b, lower, upper = given
-    batch, n = lower.shape
-    m, k = h.shape[-1], b.shape[-1]
+    h, b, lower, upper = given.h, given.b, given.lower, given.upper
+    (batch, n), m = lower.shape, h.shape[-1]
     crossed = lower > upper
     middle = 0.5 * (lower + upper)
     low, high = torch.where(crossed, middle, lower), torch.where(crossed, middle, upper)
-    eye = torch.eye(m + k, dtype=h.dtype, device=h.device).unsqueeze(0)
-    far = torch.full_like(torch.cat((h, b), -1), torch.inf)
-    least = torch.cat((torch.zeros_like(h), -far[:, m:]), -1)
-    bend = torch.diag(torch.cat((h.new_zeros(n), h.new_ones(m + k)))).unsqueeze(0)
-
-    def beside(rows: Tensor, own: Tensor) -> Tensor:
-        return torch.cat((rows, -own.expand(len(rows), -1, -1)), -1)
-
-    elastic = Program(
-        bend,
-        h.new_zeros(batch, n + m + k),
-        beside(G, eye[:, :m]),
-        h,
-        beside(A, eye[:, m:]),
-        b,
-        torch.cat((low, least), -1),
-        torch.cat((high, far), -1),
-    )
+    elastic = given.between(h, b, low, high).elastic(torch.zeros_like(lower), 0.0)
     found = minimise(thinned(elastic)).x
     s, t = found[:, n : n + m].clamp_min(0), found[:, n + m :]
     s = torch.where(torch.isfinite(h), s, 0)

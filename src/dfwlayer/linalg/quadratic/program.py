@@ -128,6 +128,30 @@ class Program(NamedTuple):
             torch.where(torch.isfinite(self.upper), 0, torch.inf).to(self.q),
         )
 
+    def elastic(self, at: Tensor, near: float) -> Program:  # (B, n)
+        """½‖s‖² + ½‖t‖² + ½ near ‖d‖² where G(x + d) ≤ h + s and A(x + d) = b + t, for a point x.
+
+        The variables are d, s and t.
+        """
+        m, k, batch = self.h.shape[-1], self.b.shape[-1], len(self.q)
+        aside = -torch.eye(m + k, dtype=self.q.dtype, device=self.q.device)
+        bend = torch.cat((torch.full_like(self.q[0], near), -aside.diagonal()))
+        open_ended = self.q.new_full((batch, m + k), torch.inf)
+
+        def wide(rows: Tensor, own: Tensor) -> Tensor:
+            return torch.cat((rows, own.expand(len(rows), -1, -1)), -1)
+
+        return Program(
+            torch.diag(bend).unsqueeze(0),
+            torch.zeros_like(bend).expand(batch, -1),
+            wide(self.G, aside[:m]),
+            self.h - times(self.G, at),
+            wide(self.A, aside[m:]),
+            self.b - self.along(at),
+            torch.cat((self.lower - at, -open_ended), -1),
+            torch.cat((self.upper - at, open_ended), -1),
+        )
+
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:  # (B, n), (B, n) -> (B, n)
         """(P on the free coordinates)⁻¹ v, refined, of least norm where that is singular.
 

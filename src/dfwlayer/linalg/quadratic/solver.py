@@ -7,18 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfwlayer.linalg.krylov import conjugate_gradient
+from dfwlayer.linalg.quadratic.contradiction import MET, NOISE, contradiction
 from dfwlayer.linalg.quadratic.faces import FEW, ROUNDS, Corner, given, held_by, on_face
-from dfwlayer.linalg.quadratic.homogeneous import PROVEN, STEPS, Interior, faster, interior
-from dfwlayer.linalg.quadratic.program import Program, Units
+from dfwlayer.linalg.quadratic.homogeneous import STEPS, Interior, faster, interior
+from dfwlayer.linalg.quadratic.program import Program
 from dfwlayer.linalg.quadratic.thin import Thin
 from dfwlayer.linalg.quadratic.units import in_units
 
 __all__ = ["Answer", "duality_gap", "least_value", "minimise", "minimise_on", "unopened"]
 
 SURE = 1e-6  # relative gap of a solution beyond doubt
-NOISE = 256 * torch.finfo(torch.float64).eps  # of a slope along which f does not bend
-MET = 1e-9  # what rows may be missed by, relative to their terms, of a solution
 NEAR = 1e-6  # of a solution: residuals and gap, relative
 ALMOST, CLOSE = 1e-6, 1e-8  # the same where some faces, and many, are worth a look
 REFINEMENTS = 2  # of the multipliers of a linear program, each by what the last one left
@@ -355,9 +353,14 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     x = torch.where(better.unsqueeze(-1), found.x, near)
     scaled, units = in_units(part)
     feasible = found.exact | _meets(scaled, x / units.x)
-    if bool((~found.empty & ~feasible).any()):
-        found = _contradicting(scaled, units, found, ~feasible)
-        found = _missing(scaled, units, found, x / units.x, ~feasible)
+    if bool((asked := ~found.empty & ~feasible).any()):
+        proof = contradiction(scaled, x / units.x, asked, _ended)
+        mask = proof.found.unsqueeze(-1)
+        found = found._replace(
+            nu=torch.where(mask, proof.nu / units.equations, found.nu),
+            z=torch.where(mask, proof.z / units.limits(), found.z),
+            empty=found.empty | proof.found,
+        )
     empty = found.empty.unsqueeze(-1)
     missed = torch.where(better, found.missed, answer.missed[index])
     return answer._replace(
@@ -370,6 +373,12 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     )
 
 
+def _ended(program: Program | Thin) -> tuple[Tensor, Tensor, Tensor]:
+    """Where an attempt at B programs ends: x, ν and z."""
+    answer, _ = _attempt(program)
+    return answer.x, answer.nu, answer.z
+
+
 def _meets(scaled: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
     """Whether a point is feasible to rounding, in units in which one is neither large nor small."""
     held = torch.isfinite(scaled.limits)
@@ -377,55 +386,3 @@ def _meets(scaled: Program | Thin, x: Tensor) -> Tensor:  # (B, n) -> (B,)
     off = torch.cat(((scaled.along(x) - scaled.b).abs(), over), -1).amax(-1)
     met: Tensor = off <= MET * (1 + x.abs().amax(-1))
     return met
-
-
-def _missing(
-    scaled: Program | Thin, units: Units, answer: Answer, x: Tensor, asked: Tensor
-) -> Answer:
-    """With a proof for those of the problems (B,) that a point next to all rows proves empty.
-
-    With ν = A x − b and z = (G x − h)₊ as multipliers, c = Aᵀν + Gᵀz has ⟨c, y⟩ ≤ ⟨ν, b⟩ + ⟨z, h⟩
-    at feasible y; if the least ⟨c, y⟩ over the bounds is larger, there is none.
-    """
-    m, n = scaled.h.shape[-1], x.shape[-1]
-    nu = scaled.along(x) - scaled.b
-    held = torch.isfinite(scaled.h)
-    h = torch.where(held, scaled.h, 0)
-    z = torch.where(held, scaled.across(x)[:, :m] - h, 0).clamp_min(0)
-    rows = torch.cat((z, z.new_zeros(len(z), 2 * n)), -1)
-    slope = scaled.pulled(nu) + scaled.gathered(rows)
-    end = torch.where(slope > 0, scaled.lower, scaled.upper)
-    parts = torch.cat((torch.where(slope != 0, slope * end, 0), -nu * scaled.b, -z * h), -1)
-    proven = asked & ~answer.empty & (parts.sum(-1) > NOISE * parts.abs().sum(-1))
-    mask = proven.unsqueeze(-1)
-    above, below = (-slope).clamp_min(0), slope.clamp_min(0)
-    forces = torch.cat((z, above, below), -1) / units.limits()
-    return answer._replace(
-        nu=torch.where(mask, nu / units.equations, answer.nu),
-        z=torch.where(mask, forces, answer.z),
-        empty=answer.empty | proven,
-    )
-
-
-def _contradicting(scaled: Program | Thin, units: Units, answer: Answer, asked: Tensor) -> Answer:
-    """With a proof for those of the problems (B,) whose equations contradict each other.
-
-    Their least squares leave r = b − A x with Aᵀr = 0, so that no x has ⟨r, A x⟩ = ⟨r, b⟩ = ‖r‖².
-    """
-    if not scaled.b.shape[-1]:
-        return answer
-    right = scaled.pulled(scaled.b)
-    most = 2 * (scaled.q.shape[-1] + scaled.b.shape[-1])
-    found = conjugate_gradient(
-        lambda u: scaled.pulled(scaled.along(u)), right, tol=1e-15, max_steps=most
-    )
-    left = scaled.b - scaled.along(found.u)
-    wrong = scaled.pulled(left).abs().amax(-1)
-    proven = asked & ~answer.empty & (left.abs().amax(-1) > MET)
-    proven = proven & (wrong <= PROVEN * (left * left).sum(-1))
-    mask = proven.unsqueeze(-1)
-    return answer._replace(
-        nu=torch.where(mask, -left / units.equations, answer.nu),
-        z=torch.where(mask, 0, answer.z),
-        empty=answer.empty | proven,
-    )

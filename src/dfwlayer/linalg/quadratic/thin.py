@@ -268,6 +268,22 @@ class Thin:
             torch.where(torch.isfinite(self.upper), 0.0, torch.inf).double(),
         )
 
+    def elastic(self, at: Tensor, near: float) -> Thin:
+        (m, n), k = self.G.shape, self.A.shape[0]
+        aside = -module().eye(m + k, format="csr")
+        bend = np.concatenate((np.full(n, near), np.ones(m + k)))
+        open_ended = self.q.new_full((1, m + k), torch.inf)
+        return Thin(
+            module().diags(bend, format="csr"),
+            module().hstack((self.G, aside[:m])).tocsr(),
+            module().hstack((self.A, aside[m:])).tocsr(),
+            self.q.new_zeros(1, len(bend)),
+            self.h - _times(self.G, at),
+            self.b - self.along(at),
+            torch.cat((self.lower - at, -open_ended), -1),
+            torch.cat((self.upper - at, open_ended), -1),
+        )
+
     def unbent(self, free: Tensor, v: Tensor) -> Tensor:
         bend = self.P.diagonal()
         index = np.flatnonzero(free[0].numpy() & (bend > 1e-16 * bend.max(initial=0)))
