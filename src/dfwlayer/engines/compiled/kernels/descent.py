@@ -289,7 +289,7 @@ def descend(
     cold = dense
     for i in range(n):
         cold = cold and x[i] == 0
-    restarts = cold and has_vertex(body)
+    restarts = cold and has_vertex(body, blocks)
     if dense:
         copy(x, z)
         fill(0.0, guess)
@@ -335,7 +335,7 @@ def descend(
                         _stand(body, x, places, multipliers, sides)
                         begun = True
                     elif not well and restarts:
-                        vertex(q, body, x, places)
+                        vertex(P, q, body, blocks, x, places)
                         begun = True
                     if begun:
                         break
@@ -384,7 +384,7 @@ def descend(
         if dense and not again and verdict in (WRONG, UNEVEN, SINGULAR) and steps < most:
             singular = verdict == SINGULAR
             if verdict != WRONG and restarts:  # few are free there
-                vertex(q, body, x, places)
+                vertex(P, q, body, blocks, x, places)
             given = P, q, body, eps, bound, most - steps, limit - effort
             verdict, taken, spent = walked(
                 *given, places, multipliers, best, work, ties, index, L, schur, singular

@@ -75,6 +75,20 @@ def _anew(P, free, index, L):
 
 
 @kernel
+def _is_alone(body, holds, i, free, index):
+    """Whether a row holds that no other free coordinate moves, so that x_i has one value."""
+    for row in range(table.ROWS, len(body)):
+        alone = holds[row] and body[row, i] != 0
+        for a in range(free):
+            if not alone:
+                break
+            alone = index[a] == i or body[row, index[a]] == 0
+        if alone:
+            return True
+    return False
+
+
+@kernel
 def walk(
     P, q, body, bound, most, effort,
     x, places, sides, multipliers, holds, kept, index, L, schur, work, ties,
@@ -145,6 +159,9 @@ def walk(
             low, high = room(body, holds, sides, i)
             if new[a] < low or new[a] > high:
                 nearest = low if new[a] < low else high
+                if _is_alone(body, holds, i, free, index):  # beyond the wall by rounding only
+                    new[a] = nearest
+                    continue
                 way = new[a] - x[i]
                 reach = max((nearest - x[i]) / way, 0.0) if way != 0 else 0.0
                 if reach < alpha:

@@ -24,34 +24,74 @@ __all__ = ["has_vertex", "vertex", "walked"]
 
 
 @kernel
-def has_vertex(body):
-    """Whether `vertex` knows one: for sets without equations."""
+def has_vertex(body, blocks):
+    """Whether `vertex` knows one: for sets with no equation beside another row in its block."""
     found = True
-    for row in range(table.ROWS, len(body)):
-        found = found and body[row, table.KIND] == table.BUDGET
+    for block in range(len(blocks)):
+        row, last = blocks[block, 2], blocks[block, 3]
+        found = found and (last - row < 2 or body[last - 1, table.KIND] == table.BUDGET)
     return found
 
 
 @kernel
-def vertex(q, body, x, places):
+def _meet(P, q, body, row, first, end, x, places):
+    """From bounds to where an equation holds, by the coordinates along which f costs least.
+
+    The last one to move is free; if none has to, one that could.
+    """
+    rest = body[row, table.TOTAL]
+    for i in range(first, end):
+        rest -= body[row, i] * x[i]
+    for _ in range(first, end):
+        chosen, least, step = -1, np.inf, 0.0
+        for i in range(first, end):
+            a = body[row, i]
+            if a == 0:
+                continue
+            wall = body[table.UPPER if (a > 0) == (rest >= 0) else table.LOWER, i]
+            if wall == x[i]:
+                continue
+            way = rest / a if abs(rest / a) <= abs(wall - x[i]) else wall - x[i]
+            cost = (q[i] if wall > x[i] else -q[i]) + 0.5 * P[i, i] * abs(way)
+            if cost < least * abs(a):
+                chosen, least, step = i, cost / abs(a), way
+        if chosen < 0:
+            return
+        a, before = body[row, chosen], x[chosen]
+        x[chosen] += step
+        if step == rest / a:
+            places[chosen] = place.FREE
+            return
+        places[chosen] = place.HIGH if step > 0 else place.LOW
+        x[chosen] = body[table.UPPER if step > 0 else table.LOWER, chosen]
+        rest -= a * (x[chosen] - before)
+
+
+@kernel
+def vertex(P, q, body, blocks, x, places):
     """A point of the set that bounds and kinks hold, on the side where f falls from zero.
 
-    What has neither is free.
+    Of an equation one coordinate is free, the others are next to zero as far as it lets them. What
+    has neither is free.
     """
-    for i in range(len(x)):
-        low, high = body[table.LOWER, i], body[table.UPPER, i]
-        weight = 0.0
-        for row in range(table.ROWS, len(body)):
-            weight += body[row, i]
-        if weight > 0:
-            x[i] = 0.0
-            places[i] = place.LOW if low == 0 else (place.HIGH if high == 0 else place.ZERO)
-        elif low > -np.inf and (q[i] >= 0 or high == np.inf):
-            x[i], places[i] = low, place.LOW
-        elif high < np.inf:
-            x[i], places[i] = high, place.HIGH
-        else:
-            x[i], places[i] = 0.0, place.FREE
+    for block in range(len(blocks)):
+        first, end, row, last = blocks[block]
+        budget = row < last and body[row, table.KIND] == table.BUDGET
+        equation = row < last and not budget
+        for i in range(first, end):
+            low, high = body[table.LOWER, i], body[table.UPPER, i]
+            down = abs(low) <= abs(high) if equation else q[i] >= 0 or high == np.inf
+            if budget and body[row, i] > 0:
+                x[i] = 0.0
+                places[i] = place.LOW if low == 0 else (place.HIGH if high == 0 else place.ZERO)
+            elif low > -np.inf and down:
+                x[i], places[i] = low, place.LOW
+            elif high < np.inf:
+                x[i], places[i] = high, place.HIGH
+            else:
+                x[i], places[i] = 0.0, place.FREE
+        if equation:
+            _meet(P, q, body, row, first, end, x, places)
 
 
 @making
