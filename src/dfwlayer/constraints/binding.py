@@ -12,6 +12,7 @@ from torch import Tensor
 from dfwlayer.ops.recorded.text import settled
 from dfwlayer.ops.tensors import fields_of
 from dfwlayer.ops.tracing import recording
+from dfwlayer.ops.values import on_tensor
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.base import Constraint
@@ -61,7 +62,7 @@ def bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         bound = self.bind(shape, like.dtype, like.device)
 
         def flat(value: Any) -> Any:
-            return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
+            return on_tensor(value, lambda tensor: tensor.flatten(-len(shape)))
 
         named = {key: flat(value) for key, value in named.items()}
         found = getattr(bound, name)(*map(flat, given), **named)
