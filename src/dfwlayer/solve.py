@@ -39,7 +39,7 @@ from dfwlayer.objectives.base import Objective
 from dfwlayer.objectives.least_squares import LeastSquares
 from dfwlayer.objectives.quadratic import Quadratic
 from dfwlayer.ops.recorded import recordable
-from dfwlayer.ops.recorded.text import settled
+from dfwlayer.ops.recorded.text import with_checks
 from dfwlayer.ops.signature import Known, Signature, signature_of
 from dfwlayer.ops.tensors import versions_in
 from dfwlayer.ops.tracing import refuse_capture
@@ -383,5 +383,7 @@ def _checked(arguments: Arguments) -> Arguments:
     if x0 is not None:
         check_tensor("x0", x0)
     if objective.unchecked or constraint.unchecked:
-        return arguments._replace(objective=settled(objective), constraint=settled(constraint))
+        return arguments._replace(
+            objective=with_checks(objective), constraint=with_checks(constraint)
+        )
     return arguments

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfwlayer.arguments import as_integer, as_lipschitz, as_number
 from dfwlayer.objectives.base import Objective
-from dfwlayer.ops.rows import dot, in_units, or_one, settled
+from dfwlayer.ops.rows import all_seen, dot, in_units, or_one
 
 __all__ = ["Backtracking", "ExactStep", "OpenLoop", "Query", "Rule", "ShortStep", "StepSize"]
 
@@ -167,7 +167,7 @@ class _Backtrack:
             estimate = torch.where(known, lower, _going_all_the_way(query))
             accepted = self._accepts(query, estimate)
             for trial in range(1, self.rule.trials + 1):
-                if settled(accepted):
+                if all_seen(accepted):
                     break
                 # raises grow, so a few trials reach any L
                 estimate = torch.where(accepted, estimate, estimate * 2**trial)
@@ -189,7 +189,7 @@ class _Backtrack:
         terms = query.value.abs() + dot(query.gradient.abs(), query.x.abs())
         close = (change - model).abs() <= 4 * torch.finfo(model.dtype).eps * terms
         accepted = (change <= model) & ~close
-        if settled(~close):
+        if all_seen(~close):
             return accepted
         slope = dot(self.objective.gradient(query.x + d), d)
         return accepted | (close & (slope <= model))

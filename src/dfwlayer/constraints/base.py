@@ -70,10 +70,7 @@ class Constraint(ABC):
     @deferred
     def __post_init__(self) -> None:
         for name, about in table(type(self)).items():
-            value = about.check(name, getattr(self, name))
-            object.__setattr__(self, name, value)
-            if isinstance(value, float):
-                about.out_of_range(name, value)
+            object.__setattr__(self, name, about.check(name, getattr(self, name)))
         tensors = self.tensors()
         if tensors:
             check_tensors(tensors, half_allowed=True, sparse=self._maybe_sparse())

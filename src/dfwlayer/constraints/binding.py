@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.recorded.text import settled
+from dfwlayer.ops.recorded.text import with_checks
 from dfwlayer.ops.tensors import fields_of
 from dfwlayer.ops.tracing import recording
+from dfwlayer.ops.values import on_tensor
 
 if TYPE_CHECKING:
     from dfwlayer.constraints.base import Constraint
@@ -54,14 +55,14 @@ def bound_first(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if self.bound:
             return method(self, *given, **named)
         if self.unchecked and not recording():
-            self = settled(self)
+            self = with_checks(self)
         first = (*given, *named.values())[0]
         like = first if isinstance(first, Tensor) else self.blank(first)
         shape = tuple(like.shape[-self.variable_dims :])
         bound = self.bind(shape, like.dtype, like.device)
 
         def flat(value: Any) -> Any:
-            return value.flatten(-len(shape)) if isinstance(value, Tensor) else value
+            return on_tensor(value, lambda tensor: tensor.flatten(-len(shape)))
 
         named = {key: flat(value) for key, value in named.items()}
         found = getattr(bound, name)(*map(flat, given), **named)

@@ -79,7 +79,7 @@ class Parameter:
         return replace(self, harmless=harmless, optional=self.optional or default is None)
 
     def check(self, name: str, value: Any) -> Value | None:
-        """The value, a number as a float; raise for types and shapes it cannot have."""
+        """The value, a number as a float; raise for types, shapes and numbers it cannot have."""
         if value is None and self.optional:
             return None
         if isinstance(value, Tensor) or not self.numbers:
@@ -89,7 +89,9 @@ class Parameter:
                 check_sparse(name, value)
             found: Tensor = value
             return found
-        return as_number(name, value, kind="a number or a tensor", infinite=self.infinite)
+        given = as_number(name, value, kind="a number or a tensor", infinite=self.infinite)
+        self.out_of_range(name, given)
+        return given
 
     def flat(self, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """As (), (n,) or a matrix, or with a batch in front, n the entries of the shape."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.rows import settled
+from dfwlayer.ops.rows import all_seen
 
 __all__ = ["moved_to", "scaled_into"]
 
@@ -36,7 +36,7 @@ def scaled_into(
     finfo = torch.finfo(x.dtype)
     at, radius = x.detach(), radius.detach().double()
     outside = size > radius
-    if settled(~outside):
+    if all_seen(~outside):
         return x
     shrink = (radius / torch.where(outside, size, 1) * (1 - units * finfo.eps)).unsqueeze(-1)
     # numbers below the normal range are rounded by more than that, and had better vanish

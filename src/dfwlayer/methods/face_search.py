@@ -23,7 +23,7 @@ from dfwlayer.ops.rows import (
     select_mask,
 )
 
-__all__ = ["advance", "settled"]
+__all__ = ["advance", "lasting"]
 
 SPECTRAL_ROUNDS = 2  # what is not found by then is ill conditioned
 SPLITTING_STEPS = 7  # between two looks at the face
@@ -75,8 +75,8 @@ def advance(progress: Progress, rows: Mask) -> None:
     progress.phase.advance(at, steps, rows)
 
 
-def settled(progress: Progress, rows: Mask) -> Mask:
-    """Alternating directions drift over many faces: only one that lasts is worth a polish."""
+def lasting(progress: Progress, rows: Mask) -> Mask:
+    """Those on a face that is worth a polish; alternating directions drift over many others."""
     if not isinstance(progress.phase, Splitting):
         return rows
     free = progress.problem.constraint.face(progress.at.x, progress.at.gradient).free

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.methods.base import Outcome, confirmed
-from dfwlayer.methods.face_search import advance, settled
+from dfwlayer.methods.face_search import advance, lasting
 from dfwlayer.methods.polish import polish
 from dfwlayer.methods.progress import Progress
 from dfwlayer.methods.verdict import judge
@@ -47,7 +47,7 @@ def _go_on(progress: Progress) -> Outcome:
         searching = select_mask(again, False, going)
         if any_row(searching):
             advance(progress, searching)
-        polish(progress, settled(progress, going))
+        polish(progress, lasting(progress, going))
         if seen(late := going & progress.tried & (progress.close == 0)):
             follow(progress, late)
         judge(progress, going)

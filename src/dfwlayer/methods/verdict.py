@@ -23,8 +23,8 @@ def judge(progress: Progress, rows: Mask) -> None:
     fell = progress.round_value - at.value > 8 * finfo.eps * absolute(at.value)
     halved = (gap < 0.5 * progress.best_gap) & (progress.best_gap > blur)
     advanced = fell | halved
-    # a step of Newton's squares the error; where the gap of an exact step is not lost, or that
-    # of another not much smaller than it was, there is a face to be looked for
+    # no face is looked for where a step has brought the gap down to rounding, or where one of
+    # Newton's, which squares the error, has made it a hundredth of what it was
     known = gap <= FLOOR * blur
     quick = select_mask(
         progress.exact | progress.refused, known, known | (gap <= QUICK * progress.best_gap)
@@ -39,8 +39,8 @@ def judge(progress: Progress, rows: Mask) -> None:
     close = progress.best_gap <= 0.9 * progress.settings.tol * maximum(
         absolute(at.value), finfo.tiny
     )
-    # where it is not on the right face, one more search may bring the last digits
-    # (and where the polish was a step of Newton's, more bring those that it squares)
+    # x may be on a wrong face all the same: one more search may bring the last digits, and
+    # where steps of Newton's still square the error, so may more of them
     squares = progress.sharpening & (progress.closed < progress.newton_looks)
     enough = select_mask(squares, False, progress.closed >= progress.second_looks)
     if not progress.modelled:

@@ -25,7 +25,7 @@ from dfwlayer.objectives.products import ProductQuadratic
 from dfwlayer.objectives.row_quadratic import RowQuadratic
 from dfwlayer.objectives.spectrum import SMALL, dense_spectrum, lanczos_spectrum
 from dfwlayer.ops.matrices import cholesky_factor, csr, csr_product, substitute
-from dfwlayer.ops.rows import Scalar, column, settled, where_rows
+from dfwlayer.ops.rows import Scalar, all_seen, column, where_rows
 from dfwlayer.ops.scale import Scale, scale_of_terms
 from dfwlayer.ops.shards import is_distributed, whole
 
@@ -123,7 +123,7 @@ class Quadratic(ProductQuadratic):
             return own if bool((apart & (own > 0)).all()) else None
         P = self.P.detach()
         # the first row gives nearly every other matrix away; on a GPU looking takes too long
-        if not settled(P[..., 0, 1:] == 0):
+        if not all_seen(P[..., 0, 1:] == 0):
             return None
         entries = P.diagonal(dim1=-2, dim2=-1)
         if bool((entries > 0).all()) and int(torch.count_nonzero(P)) == entries.numel():

@@ -14,11 +14,13 @@ __all__ = [
     "Mask",
     "Scalar",
     "absolute",
+    "all_seen",
     "any_row",
     "as_rows",
     "axpy",
     "by_count",
     "by_recording",
+    "capturing",
     "column",
     "common_shape",
     "descend",
@@ -39,13 +41,11 @@ __all__ = [
     "passes",
     "quotient",
     "ratio",
-    "recording",
     "root",
     "scaled_norm",
     "seen",
     "select",
     "select_mask",
-    "settled",
     "spread",
     "where_rows",
 ]
@@ -162,7 +162,7 @@ def on_host(like: Tensor, find: Callable[[], _T]) -> _T | None:
 
 def by_recording(like: Tensor, recorded: _T, otherwise: _T) -> _T:
     """The one while operations on that device are recorded into a CUDA graph, or the other."""
-    return recorded if recording(like) else otherwise
+    return recorded if capturing(like) else otherwise
 
 
 def fill(value: float, like: Scalar) -> Scalar:
@@ -239,7 +239,7 @@ def any_row(mask: Mask) -> bool:
     """
     if not isinstance(mask, Tensor):
         return mask
-    return recording(mask) or bool(mask.any())
+    return capturing(mask) or bool(mask.any())
 
 
 def seen(mask: Mask) -> bool:
@@ -249,10 +249,10 @@ def seen(mask: Mask) -> bool:
     """
     if not isinstance(mask, Tensor):
         return mask
-    return not recording(mask) and bool(mask.any())
+    return not capturing(mask) and bool(mask.any())
 
 
-def settled(mask: Tensor) -> bool:
+def all_seen(mask: Tensor) -> bool:
     """Whether the mask is known to hold for all problems; a GPU is not waited for to find out."""
     return mask.device.type == "cpu" and bool(mask.all())
 
@@ -264,10 +264,10 @@ def interval(like: Tensor, there: int) -> int:
 
 def passes(like: Tensor, most: int, recorded: int) -> int:
     """Times to repeat something until it is seen to be enough: ``recorded`` where nobody sees."""
-    return recorded if recording(like) else most
+    return recorded if capturing(like) else most
 
 
-def recording(like: Tensor) -> bool:
+def capturing(like: Tensor) -> bool:
     """Whether operations on that device are recorded into a CUDA graph."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 

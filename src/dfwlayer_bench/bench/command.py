@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,12 +82,13 @@ def bench(
         announce(console, QUICK_SECONDS[suite])
     if folder is not None and suite != "qp":
         raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
+    asked = Asked(systems, repeats, seed, out, fresh, quick, threads, clock)
     if suite != "large":
         from dfwlayer_bench.systems.base import CLOCKS
 
         options.check_names("--clock", [clock], CLOCKS)
-        where = out if _given(context, "out") else Path(f"bench-results-{suite}")
-        asked = Asked(systems, repeats, seed, where, fresh, quick, threads, clock)
+        if not _given(context, "out"):
+            asked = replace(asked, out=Path(f"bench-results-{suite}"))
         _check_given(context, suite, OTHERS[suite])
         options.check_clock(clock)
         if suite == "lasso":
@@ -105,19 +107,15 @@ def bench(
     plan = plan_of(
         QUICK if quick else FULL,
         SYSTEMS,
+        asked,
         sizes=sizes,
         family=family,
-        systems=systems,
         trials=trials,
-        repeats=repeats,
         time_limit=time_limit,
         dtype=dtype,
         device=device,
+        memory=memory,
         functional=functional,
-        seed=seed,
-        memory=not quick if memory is None else memory,
-        threads=threads,
-        clock=clock,
     )
     return conduct(
         out,

@@ -87,26 +87,25 @@ class Asked:
 def plan_of(
     default: Defaults,
     known: Iterable[str],
+    asked: Asked,
     *,
     sizes: list[str] | None,
     family: list[str] | None,
-    systems: list[str] | None,
     trials: int | None,
-    repeats: int | None,
     time_limit: float | None,
     dtype: str,
     device: str,
+    memory: bool | None,
     functional: str = "sum",
-    clock: str = "wall",
-    **rest: Any,
+    answers: bool = False,
 ) -> Plan:
     """The options of a command as a plan: each is checked by name, the defaults are filled in.
 
-    ``known`` are the systems it offers; ``rest`` is taken as it is.
+    ``known`` are the systems it offers.
     """
     from dfwlayer_bench.problems.families import FAMILIES
 
-    known, families, chosen = tuple(known), split(family), split(systems)
+    known, families, chosen = tuple(known), split(family), split(asked.systems)
     numbers = sorted(check_sizes(split(sizes)))
     if families == ["all"]:
         families = list(FAMILIES)
@@ -115,21 +114,24 @@ def plan_of(
     check_names("--dtype", [dtype], ("float32", "float64"))
     check_names("--functional", [functional], ("sum", "random"))
     check_device(device)
-    check_clock(clock)
-    if clock == "cpu" and device != "cpu":
+    check_clock(asked.clock)
+    if asked.clock == "cpu" and device != "cpu":
         raise typer.BadParameter("--clock: cpu cannot see what a CUDA device does; use wall")
     return Plan(
         families=tuple(families) or default.families,
         sizes=tuple(numbers) or default.sizes,
         systems=tuple(chosen) or known,
         trials=trials or default.trials,
-        repeats=repeats or default.repeats,
-        time_limit=time_limit or default.time_limit,
+        repeats=asked.repeats or default.repeats,
+        seed=asked.seed,
         dtype=dtype,
         device=device,
         functional=functional,
-        clock=clock,
-        **rest,
+        time_limit=time_limit or default.time_limit,
+        memory=not asked.quick if memory is None else memory,
+        threads=asked.threads,
+        clock=asked.clock,
+        answers=answers,
     )
 
 

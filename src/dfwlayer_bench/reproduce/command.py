@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dfwlayer_bench import options
-from dfwlayer_bench.bench.plan import Defaults, Plan, identity_of, plan_of, words_of
+from dfwlayer_bench.bench.plan import Asked, Defaults, Plan, identity_of, plan_of, words_of
 from dfwlayer_bench.report.terminal import PLAIN, interrupted, output, refuse
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dfwlayer_bench.bench.store import Cell, Store
-    from dfwlayer_bench.reproduce.studies.base import Record, Study, StudyPlan
+    from dfwlayer_bench.reproduce.studies.base import Record, Study
     from dfwlayer_bench.sweep import Cluster
 
 __all__ = ["reproduce_app"]
@@ -63,8 +63,7 @@ class Request:
     """What was asked for, with the defaults filled in."""
 
     parts: tuple[str, ...]
-    systems: Plan
-    studies: StudyPlan
+    plan: Plan
     steps: int
     batches: tuple[int, ...]
     command: str
@@ -132,21 +131,18 @@ def _command(part: str, description: str) -> Callable[..., int]:
 
         from dfwlayer_bench.report.progress import announce
 
+        calls = repeats or (1 if part == "accuracy" else None)
         plan = plan_of(
             QUICK if quick else FULL,
             _systems(),
+            Asked(systems, calls, seed, out, fresh, quick, threads, clock),
             sizes=sizes,
             family=family,
-            systems=systems,
             trials=trials,
-            repeats=repeats or (1 if part == "accuracy" else None),
             time_limit=time_limit,
             dtype=dtype,
             device=device,
-            seed=seed,
-            memory=not quick if memory is None else memory,
-            threads=threads,
-            clock=clock,
+            memory=memory,
             answers=True,
         )
         if quick:
@@ -158,17 +154,11 @@ def _command(part: str, description: str) -> Callable[..., int]:
 
 
 def _request(part: str, plan: Plan, steps: int | None, quick: bool) -> Request:
-    """The parts of the report and the studies that go with the plan."""
-    from dfwlayer_bench.reproduce.studies.base import StudyPlan
-
+    """The parts of the report, with what their studies need beside the plan."""
     steps = steps or (QUICK_STEPS if quick else STEPS)
-    middle = plan.sizes[len(plan.sizes) // 2]
-    studies = StudyPlan(
-        plan.families, middle, plan.trials, plan.seed, plan.dtype, plan.device, plan.time_limit
-    )
     parts = tuple(name for name in PARTS if name != "all") if part == "all" else (part,)
     batches = QUICK_BATCHES if quick else BATCHES
-    return Request(parts, plan, studies, steps, batches, _command_line(part, plan, steps, quick))
+    return Request(parts, plan, steps, batches, _command_line(part, plan, steps, quick))
 
 
 def _systems() -> list[str]:
@@ -199,8 +189,8 @@ def _reproduce(request: Request, out: Path, ray: str | None, *, fresh: bool) -> 
     console = Console(stderr=True)
     store = Store(out)
     try:
-        with _place(request.systems, ray) as (machine, cluster):
-            identity = identity_of(request.systems, machine)
+        with _place(request.plan, ray) as (machine, cluster):
+            identity = identity_of(request.plan, machine)
             about: dict[str, Any] = {"command": request.command, "machine": machine, **identity}
             store.open(identity, fresh=fresh)
             code = _run(request, store, cluster, console)
@@ -240,24 +230,24 @@ def _run(request: Request, store: Store, cluster: Cluster | None, console: Conso
     from dfwlayer_bench.bench.run import run_plan
     from dfwlayer_bench.report.progress import progress
     from dfwlayer_bench.reproduce.shares import run_shares
-    from dfwlayer_bench.reproduce.studies.base import run_studies
+    from dfwlayer_bench.reproduce.studies.base import cases_of, run_studies
     from dfwlayer_bench.sweep import SweepError
 
     studies = request.chosen()
     variants = sum(len(study.variants) for study in studies)
-    total = variants * len(request.studies.cases())
-    total += request.systems.cells if request.compares else 0
+    total = variants * len(cases_of(request.plan))
+    total += request.plan.cells if request.compares else 0
     try:
         with progress(console, total) as report:
             if cluster is not None:
-                shares = (request.systems, request.compares, request.studies, studies)
+                shares = (request.plan, request.compares, studies)
                 say = partial(console.print, **PLAIN)
                 run_shares(cluster, *shares, store, report, say)
                 return 0
             if studies:  # before the rivals load their libraries and start their threads
-                run_studies(request.studies, studies, store, report)
+                run_studies(request.plan, studies, store, report)
             if request.compares:
-                run_plan(request.systems, store, report)
+                run_plan(request.plan, store, report)
     except KeyboardInterrupt:
         return interrupted(console)
     except SweepError as error:  # what could be done is done, and reported
@@ -271,4 +261,4 @@ def _saved(request: Request, store: Store) -> tuple[list[Cell], list[Record]]:
     from dfwlayer_bench.reproduce.studies.base import saved_records
 
     studies = [study for part in PARTS for study in request.studies_of(part)]
-    return saved_cells(request.systems, store), saved_records(request.studies, studies, store)
+    return saved_cells(request.plan, store), saved_records(request.plan, studies, store)

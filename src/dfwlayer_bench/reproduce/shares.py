@@ -12,7 +12,7 @@ from dfwlayer_bench.bench.run import run_plan
 from dfwlayer_bench.bench.store import Store
 from dfwlayer_bench.report.machine import cores, describe, threads
 from dfwlayer_bench.report.progress import Report
-from dfwlayer_bench.reproduce.studies.base import Case, Study, StudyPlan, run_studies
+from dfwlayer_bench.reproduce.studies.base import Case, Study, cases_of, run_studies
 from dfwlayer_bench.sweep import Cluster, claimed_cores
 
 __all__ = ["machine_of", "run_shares"]
@@ -28,7 +28,6 @@ def run_shares(
     cluster: Cluster,
     plan: Plan,
     compares: bool,
-    studied: StudyPlan,
     studies: Sequence[Study],
     store: Store,
     report: Report,
@@ -39,9 +38,9 @@ def run_shares(
     shares: dict[str, tuple[Any, ...]] = {}
     sizes: dict[str, int] = {}
     if studies:
-        for case in studied.cases():
+        for case in cases_of(plan):
             name = f"studies {case.family} n={case.n} trial {case.trial + 1}"
-            shares[name] = (_study, *place, studied, studies, case)
+            shares[name] = (_study, *place, studies, case)
             sizes[name] = sum(len(study.variants) for study in studies)
     if compares:
         for name, groups in _groups(plan).items():
@@ -81,8 +80,8 @@ def _share(run: Callable[..., None], plan: Plan, folder: Path, *rest: Any) -> No
         run(plan, store, *rest)
 
 
-def _study(_: Plan, store: Store, studied: StudyPlan, studies: Sequence[Study], case: Case) -> None:
-    run_studies(studied, studies, store, _quietly, [case])
+def _study(plan: Plan, store: Store, studies: Sequence[Study], case: Case) -> None:
+    run_studies(plan, studies, store, _quietly, [case])
 
 
 def _compare(plan: Plan, store: Store, groups: Sequence[Group]) -> None:

@@ -22,12 +22,12 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from dfwlayer_bench import cli
+from dfwlayer_bench.bench.plan import Plan
 from dfwlayer_bench.bench.store import Store, StoreError
 from dfwlayer_bench.report.figures import Curve, Panel, look_of, save_figure
 from dfwlayer_bench.report.findings import OTHER_SIZES
 from dfwlayer_bench.reproduce.studies.base import (
     Study,
-    StudyPlan,
     Variant,
     run_studies,
     saved_records,
@@ -341,8 +341,8 @@ def test_importing_the_command_does_not_import_torch():
 
 
 def plan(**changes):
-    made = StudyPlan(("active",), 8, 1, 100, "float64", "cpu", 60.0)
-    return replace(made, **changes)
+    one_problem = ("active",), (8,), (), 1, 1, 100
+    return replace(Plan(*one_problem, "float64", "cpu", "sum", 60.0, False, None), **changes)
 
 
 def silent(text, finished):

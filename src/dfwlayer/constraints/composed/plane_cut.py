@@ -34,7 +34,7 @@ from dfwlayer.constraints.polyhedra.simplex import CappedSimplex, Simplex
 from dfwlayer.constraints.region import Block
 from dfwlayer.constraints.relaxation import Relaxation
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, or_one, quotient, settled
+from dfwlayer.ops.rows import all_seen, any_row, or_one, quotient
 from dfwlayer.ops.scale import ROUNDING, Scale
 from dfwlayer.ops.values import Value, tensor_of
 
@@ -210,7 +210,7 @@ class PlaneCut(Built, PolyhedralSet):
         size = (a * inner).abs().sum(-1, keepdim=True) + b.abs()
         missing = b - (a * inner).sum(-1, keepdim=True)
         exact = (missing.abs() <= 0.5 * eps * size) & (inner == at).all(-1, keepdim=True)
-        if settled(exact):
+        if all_seen(exact):
             return x
         far = missing.abs() > eps**0.5 * size
         if any_row(far):

@@ -19,7 +19,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to, scaled_into
 from dfwlayer.ops.recorded import recordable
-from dfwlayer.ops.rows import common_shape, or_one, settled, where_rows
+from dfwlayer.ops.rows import all_seen, common_shape, or_one, where_rows
 from dfwlayer.ops.values import Value, on_tensor, shape_of, tensors_among, total
 from dfwlayer.solution import Status
 
@@ -98,7 +98,7 @@ def _project(facets: Facets, z: Tensor) -> Tensor:
     x = clipped(z, lower, upper)
     weighted = (weight * x.abs()).sum(-1, keepdim=True)
     outside = weighted > radius
-    if settled(~outside):
+    if all_seen(~outside):
         return x
     inner = _Inner.of(facets)
     lower, upper, weight, radius = inner.parts
@@ -127,7 +127,7 @@ class _Inner(NamedTuple):
     def of(cls, facets: Facets) -> _Inner:
         lower, upper, weight, radius = _parts(facets)
         beside = (lower > 0) | (upper < 0)
-        if settled(~beside):
+        if all_seen(~beside):
             return cls(torch.zeros_like(lower), (lower, upper, weight, radius))
         m = clipped(torch.zeros_like(lower), lower, upper)
         left = radius - (weight * m.abs()).sum(-1, keepdim=True).clamp_max(radius)
@@ -202,7 +202,7 @@ class L1BoxSet(PolyhedralSet):
         near = clipped(x.detach(), lower, upper)
         size = (weight.double() * near.abs()).sum(-1)
         origin, (*_, left) = _Inner.of(facets.each(Tensor.double))
-        if settled(origin == 0):
+        if all_seen(origin == 0):
             return moved_to(x, scaled_into(near, size, radius.squeeze(-1), weight > 0))
         left, own = left.squeeze(-1), origin.to(x.dtype)
         y = scaled_into(near - own, size - radius.squeeze(-1).double() + left, left, weight > 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.face import Face
-from dfwlayer.ops.rows import dot, or_one, settled
+from dfwlayer.ops.rows import all_seen, dot, or_one
 from dfwlayer.ops.scale import ROUNDING, Scale
 
 __all__ = ["Equation", "Facets", "PolyhedralFace", "polyhedral_face"]
@@ -316,7 +316,7 @@ def _multipliers(
     width = (share * a * a).sum(-1, keepdim=True)
     inside = width > 0
     least_squares = -(share * a * g).sum(-1, keepdim=True) / torch.where(inside, width, 1)
-    if settled(inside):
+    if all_seen(inside):
         return least_squares
     return torch.where(inside, least_squares, _between(a, g, near, kink, least))
 

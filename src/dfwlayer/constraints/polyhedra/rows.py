@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dfwlayer.ops.values import Value, tensor_of
+from dfwlayer.ops.values import Value, shape_of, tensor_of
 
 __all__ = ["check_rows", "rows_bound"]
 
@@ -18,10 +18,11 @@ def check_rows(left: str, rows: Tensor, right: str, total: Value) -> None:
         raise ValueError(
             f"{left}: expected shape (m, n) or (*batch, m, n), got {tuple(rows.shape)}"
         )
-    if isinstance(total, Tensor) and total.dim() and total.shape[-1] != rows.shape[-2]:
+    counts = shape_of(total)[-1:]  # of a number () too
+    if counts not in ((), (rows.shape[-2],)):
         raise ValueError(
             f"{right}: expected shape ({rows.shape[-2]},) or (B, {rows.shape[-2]}), one "
-            f"for each row of {left}, got {tuple(total.shape)}"
+            f"for each row of {left}, got {shape_of(total)}"
         )
 
 

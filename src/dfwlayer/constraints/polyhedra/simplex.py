@@ -17,7 +17,7 @@ from dfwlayer.constraints.polyhedra.polyhedral_face import Equation, Facets, Pol
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet, soften
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
-from dfwlayer.ops.rows import any_row, interval, or_one, quotient, settled
+from dfwlayer.ops.rows import all_seen, any_row, interval, or_one, quotient
 from dfwlayer.ops.values import Value, first_tensor, tensor_of, total
 from dfwlayer.solution import Status
 
@@ -238,7 +238,7 @@ def _retract(constraint: CappedSimplex | Simplex, x: Tensor) -> Tensor:
     inner = clipped(at.double(), lower, cap)
     missing = rest_of(radius, inner)
     exact = (missing.abs() <= eps * radius) & (inner == at).all(-1, keepdim=True)
-    if settled(exact):
+    if all_seen(exact):
         return x
     far = missing.abs() > eps**0.5 * radius
     if any_row(far):

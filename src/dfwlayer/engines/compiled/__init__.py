@@ -12,9 +12,12 @@ does not work, nothing is attempted there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dfwlayer.engines.base import Arguments, Attempt
 from dfwlayer.engines.compiled.background import busy, mode, using
@@ -58,9 +61,13 @@ def available() -> bool:
     return _engine("cpu") is not None
 
 
-def with_kinks() -> Any:
-    """The module that finds the pieces of problems with kinks, None where there is none."""
-    return import_module("dfwlayer.engines.compiled.pieces") if available() else None
+def with_kinks(values: Iterable[Tensor] = ()) -> Any:
+    """The module that finds the pieces of problems with kinks, None where there is none.
+
+    Neither is there one for tensors whose values may not be looked at, or are not on the CPU.
+    """
+    seen = not torch._C._are_functorch_transforms_active() and all(v.is_cpu for v in values)
+    return import_module("dfwlayer.engines.compiled.pieces") if seen and available() else None
 
 
 def _engine(device: str) -> _Attempt | None:

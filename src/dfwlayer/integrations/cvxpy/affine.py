@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dfwlayer.ops.rows import on_host
+
 __all__ = ["ONE", "Array", "Arrays", "Table", "Terms", "by_rows"]
 
 ONE = 0  # the term that is always 1
@@ -160,13 +162,14 @@ class _Sparse:
 
     def times(self, values: Tensor) -> Tensor:  # (..., k) -> (..., m)
         flat = values.reshape(-1, values.shape[-1])
-        if values.device.type == "cpu":
-            given = flat.numpy()
-            found = self.matrix @ given[0] if len(given) == 1 else (self.matrix @ given.T).T
-            product = torch.from_numpy(np.ascontiguousarray(found))
-        else:
+        product = on_host(flat, lambda: self._host_product(flat.numpy()))
+        if product is None:
             product = torch.sparse.mm(self.on(values.device), flat.mT).mT.contiguous()
         return product.reshape(*values.shape[:-1], self.matrix.shape[0])
+
+    def _host_product(self, given: NDArray[np.float64]) -> Tensor:  # (B, k) -> (B, m)
+        found = self.matrix @ given[0] if len(given) == 1 else (self.matrix @ given.T).T
+        return torch.from_numpy(np.ascontiguousarray(found))
 
 
 class _Product(torch.autograd.Function):

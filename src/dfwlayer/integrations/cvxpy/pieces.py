@@ -52,8 +52,8 @@ class Pieces:
 
         The objective is that of the slopes below all kinks, divided by ``scale``.
         """
-        engine = compiled.with_kinks()
-        if engine is None or not isinstance(objective, Quadratic) or not _plain(at):
+        engine = compiled.with_kinks(at.values())
+        if engine is None or not isinstance(objective, Quadratic):
             return None
         n, depth = self.present.shape
         place, cost, jump = at["kink.place"], at["kink.cost"], at.get("kink.jump")
@@ -157,10 +157,3 @@ def _taken(values: Numbers, order: Numbers) -> Numbers:
     lead = np.broadcast_shapes(values.shape[:-1], order.shape[:-1])
     wide, places = (np.broadcast_to(p, (*lead, p.shape[-1])) for p in (values, order))
     return np.take_along_axis(wide, places, -1)
-
-
-def _plain(at: Values) -> bool:
-    """Whether the arrays have values that may be looked at, on the CPU."""
-    if torch._C._are_functorch_transforms_active():
-        return False
-    return all(value.is_cpu for value in at.values())

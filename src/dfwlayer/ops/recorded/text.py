@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dfwlayer.ops.tensors import fields_of, names_of
 from dfwlayer.ops.tracing import real_tensors
 
-__all__ = ["described", "rebuilt", "settled"]
+__all__ = ["described", "rebuilt", "with_checks"]
 
 _T = TypeVar("_T")
 
@@ -113,7 +113,7 @@ def _found(module: str, path: str) -> Any:
     return thing
 
 
-def settled(node: _T) -> _T:
+def with_checks(node: _T) -> _T:
     """An object that was made while operations were recorded, with its checks done."""
     tensors: list[Tensor] = []
     text = described(node, tensors, [])

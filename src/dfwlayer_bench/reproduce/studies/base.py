@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from dfwlayer_bench.bench.plan import Plan
 from dfwlayer_bench.bench.store import Attempt, Store
 from dfwlayer_bench.problems.families import Instance, make
 from dfwlayer_bench.problems.reference import Reference, solve_reference
 from dfwlayer_bench.report import text
 from dfwlayer_bench.report.progress import Report
 
-__all__ = ["Case", "Record", "Study", "Variant", "run_studies", "saved_records"]
+__all__ = ["Case", "Record", "Study", "Variant", "cases_of", "run_studies", "saved_records"]
 
 Values = Mapping[str, float | Sequence[float | None] | None]
 
@@ -94,29 +95,18 @@ class Record(Attempt):
         return f"{self.study}-{self.family}-{self.n}-{self.trial}-{self.variant}"
 
 
-@dataclass(frozen=True)
-class StudyPlan:
-    """Which problems the studies are run on."""
-
-    families: tuple[str, ...]
-    n: int
-    trials: int
-    seed: int
-    dtype: str
-    device: str
-    time_limit: float
-
-    def cases(self) -> list[Case]:
-        """One for each family and trial, seeds as in the benchmark."""
-        return [
-            Case(family, self.n, trial, self.seed + 100 * trial, self.dtype, self.device)
-            for family in self.families
-            for trial in range(self.trials)
-        ]
+def cases_of(plan: Plan) -> list[Case]:
+    """One for each family and trial at the middle size, seeds as in the benchmark."""
+    n = plan.sizes[len(plan.sizes) // 2]
+    return [
+        Case(family, n, trial, plan.seed + 100 * trial, plan.dtype, plan.device)
+        for family in plan.families
+        for trial in range(plan.trials)
+    ]
 
 
 def run_studies(
-    plan: StudyPlan,
+    plan: Plan,
     studies: Sequence[Study],
     store: Store,
     report: Report,
@@ -126,7 +116,7 @@ def run_studies(
     records = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a rule that is not meant for a problem may warn
-        for case in plan.cases() if cases is None else cases:
+        for case in cases_of(plan) if cases is None else cases:
             for study in studies:
                 for variant in study.variants:
                     record = _load(plan, study, variant, case, store)
@@ -144,18 +134,18 @@ def run_studies(
     return records
 
 
-def saved_records(plan: StudyPlan, studies: Sequence[Study], store: Store) -> list[Record]:
+def saved_records(plan: Plan, studies: Sequence[Study], store: Store) -> list[Record]:
     """The records as they are on disk, those never begun left out."""
     records = [
         _load(plan, study, variant, case, store)
-        for case in plan.cases()
+        for case in cases_of(plan)
         for study in studies
         for variant in study.variants
     ]
     return [record for record in records if record.status != "pending"]
 
 
-def _load(plan: StudyPlan, study: Study, variant: Variant, case: Case, store: Store) -> Record:
+def _load(plan: Plan, study: Study, variant: Variant, case: Case, store: Store) -> Record:
     """The record as saved where that still holds, otherwise a new one."""
     record = Record(
         study.name,
