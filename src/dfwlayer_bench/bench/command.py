@@ -82,7 +82,7 @@ def bench(
         announce(console, QUICK_SECONDS[suite])
     if folder is not None and suite != "qp":
         raise typer.BadParameter(f"PATH: only for --suite qp, got {folder}")
-    asked = Asked(systems, repeats, seed, out, fresh, quick, threads, clock)
+    asked = Asked(sizes, family, systems, dtype, repeats, seed, out, fresh, quick, threads, clock)
     if suite != "large":
         from dfwlayer_bench.systems.base import CLOCKS
 
@@ -92,14 +92,14 @@ def bench(
         _check_given(context, suite, OTHERS[suite])
         options.check_clock(clock)
         if suite == "lasso":
-            return bench_lasso(asked, problems=family)
+            return bench_lasso(asked)
         if suite == "layers":
-            return bench_layers(asked, problems=family)
+            return bench_layers(asked)
         if suite == "small":
-            return bench_small(asked, sizes=sizes, sets=family)
+            return bench_small(asked)
         if suite == "qp":
-            return bench_qp(asked, folder=folder, sizes=sizes, problems=family)
-        return bench_gpu(asked, sets=family, dtype=dtype)
+            return bench_qp(asked, folder=folder)
+        return bench_gpu(asked)
     from dfwlayer_bench.bench.run import run_plan, saved_cells
     from dfwlayer_bench.bench.suite import conduct
     from dfwlayer_bench.systems import SYSTEMS
@@ -108,11 +108,8 @@ def bench(
         QUICK if quick else FULL,
         SYSTEMS,
         asked,
-        sizes=sizes,
-        family=family,
         trials=trials,
         time_limit=time_limit,
-        dtype=dtype,
         device=device,
         memory=memory,
         functional=functional,

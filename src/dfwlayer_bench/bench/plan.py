@@ -74,7 +74,10 @@ class Defaults:
 class Asked:
     """What every suite may be asked for; None and nothing stand for its own choice."""
 
+    sizes: list[str] | None
+    family: list[str] | None  # names of problems, or of sets
     systems: list[str] | None
+    dtype: str
     repeats: int | None
     seed: int
     out: Path
@@ -89,11 +92,8 @@ def plan_of(
     known: Iterable[str],
     asked: Asked,
     *,
-    sizes: list[str] | None,
-    family: list[str] | None,
     trials: int | None,
     time_limit: float | None,
-    dtype: str,
     device: str,
     memory: bool | None,
     functional: str = "sum",
@@ -105,13 +105,13 @@ def plan_of(
     """
     from dfwlayer_bench.problems.families import FAMILIES
 
-    known, families, chosen = tuple(known), split(family), split(asked.systems)
-    numbers = sorted(check_sizes(split(sizes)))
+    known, families, chosen = tuple(known), split(asked.family), split(asked.systems)
+    numbers = sorted(check_sizes(split(asked.sizes)))
     if families == ["all"]:
         families = list(FAMILIES)
     check_names("--family", families, FAMILIES)
     check_names("--systems", chosen, known)
-    check_names("--dtype", [dtype], ("float32", "float64"))
+    check_names("--dtype", [asked.dtype], ("float32", "float64"))
     check_names("--functional", [functional], ("sum", "random"))
     check_device(device)
     check_clock(asked.clock)
@@ -124,7 +124,7 @@ def plan_of(
         trials=trials or default.trials,
         repeats=asked.repeats or default.repeats,
         seed=asked.seed,
-        dtype=dtype,
+        dtype=asked.dtype,
         device=device,
         functional=functional,
         time_limit=time_limit or default.time_limit,

@@ -99,13 +99,12 @@ def take_turns(
 def take_named(
     asked: Asked,
     tables: Tables[Own, Any],
-    problems: list[str] | None,  # as asked for
     known: Iterable[str],
     tiny: Sequence[str],  # those of them that a quick run has, and no other
     ready: Callable[[int, Own], Callable[[Own], Passes | None]],  # of the seed; see `run_groups`
 ) -> int:
     """`take_turns` for problems that are known by a name alone; returns the exit code."""
-    chosen, own, known = split(problems), split(asked.systems), tuple(known)
+    chosen, own, known = split(asked.family), split(asked.systems), tuple(known)
     full = tuple(name for name in known if name not in tiny)
     if chosen == ["all"]:
         chosen = list(full)

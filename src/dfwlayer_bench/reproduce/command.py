@@ -132,15 +132,13 @@ def _command(part: str, description: str) -> Callable[..., int]:
         from dfwlayer_bench.report.progress import announce
 
         calls = repeats or (1 if part == "accuracy" else None)
+        asked = Asked(sizes, family, systems, dtype, calls, seed, out, fresh, quick, threads, clock)
         plan = plan_of(
             QUICK if quick else FULL,
             _systems(),
-            Asked(systems, calls, seed, out, fresh, quick, threads, clock),
-            sizes=sizes,
-            family=family,
+            asked,
             trials=trials,
             time_limit=time_limit,
-            dtype=dtype,
             device=device,
             memory=memory,
             answers=True,

@@ -15,7 +15,7 @@ REPEATS, QUICK_REPEATS = 50, 5
 QUICK_CASES = (("l1", 256, 20), ("box", 256, 20))  # compiling takes most of the time
 
 
-def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
+def bench_gpu(asked: Asked) -> int:
     """Run the suite, write its files and print its table; returns the exit code."""
     import torch
     from rich.console import Console
@@ -25,7 +25,7 @@ def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     from dfwlayer_bench.report.machine import describe
     from dfwlayer_bench.report.progress import progress
 
-    chosen, out, seed = split(sets), asked.out, asked.seed
+    chosen, out, seed = split(asked.family), asked.out, asked.seed
     check_names("--family", chosen, SETS)
     console = Console(stderr=True)
     if not torch.cuda.is_available():
@@ -36,13 +36,13 @@ def bench_gpu(asked: Asked, *, sets: list[str] | None, dtype: str) -> int:
     floor = floor_seconds(count)
     rows = []
     with progress(console, len(cases)) as report:
-        for row in measured(cases, getattr(torch, dtype), count, seed):
+        for row in measured(cases, getattr(torch, asked.dtype), count, seed):
             rows.append(row)
             report(f"{row.set} {row.count}x{row.n}, {text.time(row.programs)} a call", 1)
     table = as_markdown(rows, floor)
     output(100).print(table, **PLAIN)
     out.mkdir(parents=True, exist_ok=True)
-    about = {"machine": describe("cuda"), "dtype": dtype, "repeats": count, "seed": seed}
+    about = {"machine": describe("cuda"), "dtype": asked.dtype, "repeats": count, "seed": seed}
     content = {**about, "floor": floor, "rows": [asdict(row) for row in rows]}
     (out / "gpu.json").write_text(json.dumps(content, indent=1) + "\n")
     (out / "gpu.md").write_text(table)

@@ -68,7 +68,7 @@ def prepare_adelie(given: Penalised) -> Passes:
     """Screening with a pivot rule."""
     adelie, threads = load("adelie"), torch.get_num_threads()
     A, b, alphas = given.problem.columns, given.problem.b.numpy(), _alphas(given)
-    tol = 1e-14
+    options: dict[str, Setting] = {"tol": 1e-14, "n_threads": threads}
     glm = adelie.glm.gaussian(b)
     if given.problem.A.layout != torch.strided:
         A = adelie.matrix.sparse(A, method="naive", n_threads=threads)
@@ -80,13 +80,12 @@ def prepare_adelie(given: Penalised) -> Passes:
             lmda_path=alphas,
             intercept=False,
             early_exit=False,
-            tol=tol,
             progress_bar=False,
-            n_threads=threads,
+            **options,
         )
         return [state.betas[i] for i in range(len(alphas))]
 
-    return _passes(given.problem, solve, {"tol": tol, "n_threads": threads})
+    return _passes(given.problem, solve, options)
 
 
 def prepare_sklearn(given: Penalised) -> Passes:

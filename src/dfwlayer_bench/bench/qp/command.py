@@ -24,9 +24,7 @@ LARGEST, QUICK_LARGEST = 4096, 50  # variables
 REPEATS, QUICK_REPEATS, THREADS = 3, 1, 1
 
 
-def bench_qp(
-    asked: Asked, *, folder: Path | None, sizes: list[str] | None, problems: list[str] | None
-) -> int:
+def bench_qp(asked: Asked, *, folder: Path | None) -> int:
     """Run the suite, write its files and print its tables; returns the exit code."""
     from rich.console import Console
 
@@ -42,7 +40,8 @@ def bench_qp(
     files = files_in(folder)
     if not files:
         raise typer.BadParameter(f"PATH: there are no .mat or .npz files in {folder}")
-    chosen, own, limit = split(problems), split(asked.systems), check_sizes(split(sizes))
+    chosen, own = split(asked.family), split(asked.systems)
+    limit = check_sizes(split(asked.sizes))
     if len(limit) > 1:
         raise typer.BadParameter("--sizes: expected one number, the most variables, with qp")
     check_names("--family", chosen, files)

@@ -17,7 +17,7 @@ REPEATS, THREADS = 30, 2
 QUICK_SETS, QUICK_SIZES, QUICK_REPEATS = ("l1", "box"), ((1, 10), (8, 10)), 2
 
 
-def bench_small(asked: Asked, *, sizes: list[str] | None, sets: list[str] | None) -> int:
+def bench_small(asked: Asked) -> int:
     """Run the suite, write its files and print its tables; returns the exit code."""
     from dfwlayer_bench.bench.small.problems import SETS
     from dfwlayer_bench.bench.small.report import TABLES
@@ -25,14 +25,14 @@ def bench_small(asked: Asked, *, sizes: list[str] | None, sets: list[str] | None
     from dfwlayer_bench.bench.small.systems import SYSTEMS
     from dfwlayer_bench.bench.suite import take_turns
 
-    chosen_sets, chosen = split(sets), split(asked.systems)
+    chosen_sets, chosen = split(asked.family), split(asked.systems)
     if chosen_sets == ["all"]:
         chosen_sets = list(SETS)
     check_names("--family", chosen_sets, SETS)
     check_names("--systems", chosen, SYSTEMS)
     plan = SmallPlan(
         sets=tuple(chosen_sets) or (QUICK_SETS if asked.quick else tuple(SETS)),
-        sizes=_check_sizes(split(sizes)) or (QUICK_SIZES if asked.quick else SIZES),
+        sizes=_check_sizes(split(asked.sizes)) or (QUICK_SIZES if asked.quick else SIZES),
         systems=tuple(chosen) or tuple(SYSTEMS),
         repeats=asked.repeats or (QUICK_REPEATS if asked.quick else REPEATS),
         seed=asked.seed,

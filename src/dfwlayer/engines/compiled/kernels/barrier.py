@@ -21,21 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import iterate
 from dfwlayer.engines.compiled.kernels.dense import STAMP, entry, making
 from dfwlayer.engines.compiled.kernels.embedding import embedded
-from dfwlayer.engines.compiled.kernels.iterate import (
-    IDLE,
-    STUCK,
-    Point,
-    length_of,
-    look,
-    move,
-    note,
-    room_for,
-    slacken,
-    start,
-    trail_of,
-)
 from dfwlayer.engines.compiled.kernels.ordering import elimination_order
 from dfwlayer.engines.compiled.kernels.settled import RIDGES, settle
 from dfwlayer.engines.compiled.kernels.sparse_system import Parts, direction, factorised, prepared
@@ -69,8 +57,8 @@ def _stepped(parts, system, at, weight, total, residuals, cycles, room, way):
         short[i] = -beside[i]
     if count > 0:
         direction(parts, weight, system, right, minus, short, ahead)
-        slacken(at, ahead, pair, held)
-        length, after = length_of(at, ahead, held), 0.0
+        iterate.slacken(at, ahead, pair, held)
+        length, after = iterate.length_of(at, ahead, held), 0.0
         for i in range(every):
             after += (at.s[i] + length * ahead.s[i]) * (at.z[i] + length * ahead.z[i])
         centre = min(max(after / total, 0.0), 1.0) ** 3
@@ -85,8 +73,8 @@ def _stepped(parts, system, at, weight, total, residuals, cycles, room, way):
         for i in range(len(beside)):
             short[i] = -(1 - centre) * beside[i]
     direction(parts, weight, system, right, minus, short, way)
-    slacken(at, way, pair, held)
-    return length_of(at, way, held) * (BOUNDARY if count > 0 else 1.0)
+    iterate.slacken(at, way, pair, held)
+    return iterate.length_of(at, way, held) * (BOUNDARY if count > 0 else 1.0)
 
 
 @making
@@ -94,28 +82,32 @@ def _walked(parts, system, most, best, holds):
     """Walk, and keep what is nearest to a solution; how near that is, and steps."""
     n, k, every = len(parts.q), len(parts.b), len(parts.limits)
     held = parts.held
-    at, way, ahead = room_for(n, k, every), room_for(n, k, every), room_for(n, k, every)
+    at, way, ahead = (
+        iterate.room_for(n, k, every),
+        iterate.room_for(n, k, every),
+        iterate.room_for(n, k, every),
+    )
     weight = np.zeros(every)
     residuals = np.empty(n), np.empty(k), np.empty(every)
     room = np.zeros(every), np.zeros(every), np.empty(n), np.empty(k), ahead
     product, other = np.empty(n), np.empty(n)
-    start(parts, system, weight, at, room[2])
-    trail, least, slow, taken = trail_of(at, held), np.inf, 0, 0
+    iterate.start(parts, system, weight, at, room[2])
+    trail, least, slow, taken = iterate.trail_of(at, held), np.inf, 0, 0
     while True:
-        off, total, _ = look(parts, at, 1.0, residuals, product, other)
-        least = note(parts, trail, at, 1.0, off, total, least, best, holds)
-        lost = trail.numbers[IDLE] >= LOST or slow >= PATIENCE or not off < np.inf
-        if least <= ENOUGH or trail.numbers[STUCK] >= PATIENCE or lost or taken >= most:
+        off, total, _ = iterate.look(parts, at, 1.0, residuals, product, other)
+        least = iterate.note(parts, trail, at, 1.0, off, total, least, best, holds)
+        lost = trail.numbers[iterate.IDLE] >= LOST or slow >= PATIENCE or not off < np.inf
+        if least <= ENOUGH or trail.numbers[iterate.STUCK] >= PATIENCE or lost or taken >= most:
             break
         for i in range(every):
             weight[i] = at.z[i] / at.s[i] if held[i] else 0.0
         factorised(parts, weight, RIDGE, True, system)
-        cycles = trail.numbers[IDLE] >= PLAIN
+        cycles = trail.numbers[iterate.IDLE] >= PLAIN
         length = _stepped(parts, system, at, weight, total, residuals, cycles, room, way)
         if not length >= 0:
             break
         slow = slow + 1 if length < SHORT else 0
-        move(at, length, way)
+        iterate.move(at, length, way)
         taken += 1
     return least, taken
 
@@ -143,7 +135,7 @@ def _on_disk(stamp):
         returned says whether that was reached.
         """
         _ = stamp
-        parts, best = Parts(P, A, G, q, b, limits, held), Point(x, nu, z, s)
+        parts, best = Parts(P, A, G, q, b, limits, held), iterate.Point(x, nu, z, s)
         system, least, taken = arrived(parts, most, best, holds)
         settled = least < NEAR and settle(parts, system, best, holds, RIDGES[0], *corner)
         return least, taken, settled

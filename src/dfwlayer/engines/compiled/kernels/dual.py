@@ -40,6 +40,8 @@ __all__ = [
     "climb",
     "combined",
     "drop",
+    "go_on",
+    "heading",
     "hold",
     "join",
     "prepared",
@@ -102,6 +104,33 @@ def beside(held, count):
         if square > 0.5:
             break
     return square
+
+
+@kernel
+def heading(held, count):
+    """How the forces fall for each unit by which that of ``normal`` grows: in ``steps``.
+
+    Returns the square of what is left of it beside the rows that are held, zero if it depends on
+    them: y then stays where it is.
+    """
+    n, square = len(held.normal), 0.0
+    if count < n:
+        square = beside(held, count)
+    else:
+        times(held.Q, held.normal, held.along)
+    for i in range(count):
+        held.steps[i] = held.along[i]
+    backward(held.T, held.steps, count)
+    return square if square > DEPENDENT * DEPENDENT else 0.0
+
+
+@kernel
+def go_on(held, count, step, square, y):
+    """Let the force of ``normal`` grow by a step, which moves y; ``square`` as `heading` has it."""
+    for i in range(count):
+        held.forces[i] -= step * held.steps[i]
+    if square > 0:
+        add(y, -step, held.rest, len(y))
 
 
 @kernel
@@ -239,29 +268,19 @@ def climb(columns, width, least, most, held, count, firm, y, level, state, size,
         force = 0.0
         while taken < limit:
             taken += 1
-            square = beside(held, count) if count < n else 0.0
-            if count == n:
-                times(held.Q, held.normal, held.along)
-            way = held.steps
-            for i in range(count):
-                way[i] = held.along[i]
-            backward(held.T, way, count)
+            square, way = heading(held, count), held.steps
             part, at = np.inf, NOWHERE
             for i in range(firm, count):
                 if way[i] > ROUNDING * DOUBLE and held.forces[i] < part * way[i]:
                     part, at = held.forces[i] / way[i], i
-            apart = square > DEPENDENT * DEPENDENT
-            whole = excess / square if apart else np.inf
+            whole = excess / square if square > 0 else np.inf
             step = min(part, whole)
             if step == np.inf:
                 return count, -outcome.LOST
             step = max(step, 0.0)
-            for i in range(count):
-                held.forces[i] -= step * way[i]
+            go_on(held, count, step, square, y)
             force += step
-            if apart:
-                add(y, -step, held.rest, n)
-                excess -= step * square
+            excess -= step * square
             if whole <= part:
                 append(held, count, square, place, side, force)
                 state[place] = 1

@@ -9,21 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dfwlayer.engines.compiled.kernels import iterate
 from dfwlayer.engines.compiled.kernels.dense import making
-from dfwlayer.engines.compiled.kernels.iterate import (
-    IDLE,
-    NEAREST,
-    STUCK,
-    inner,
-    length_of,
-    look,
-    move,
-    note,
-    room_for,
-    slacken,
-    start,
-    trail_of,
-)
 from dfwlayer.engines.compiled.kernels.sparse_system import along, direction, factorised
 
 __all__ = ["embedded"]
@@ -37,7 +24,11 @@ STEPS, ENOUGH, BOUNDARY, LEAST, PATIENCE, PLAIN, CENTRED = 100, 1e-12, 0.99, 1e-
 @making
 def _row(parts, slope, way):
     """What the last row of the embedding makes of a direction."""
-    return inner(slope, way.x) + inner(parts.b, way.nu) + inner(parts.limits, way.z)
+    return (
+        iterate.inner(slope, way.x)
+        + iterate.inner(parts.b, way.nu)
+        + iterate.inner(parts.limits, way.z)
+    )
 
 
 @making
@@ -50,13 +41,13 @@ def _along_tau(parts, at, tau, steady, product, way, slope):
     for i in range(len(way)):
         way[i] = steady.x[i] - at.x[i] / tau
     along(parts.P, way, slope)
-    terms = inner(way, slope)
+    terms = iterate.inner(way, slope)
     for i in range(len(at.s)):
         if parts.held[i]:
             terms += at.s[i] / at.z[i] * steady.z[i] ** 2
     for i in range(len(way)):
         slope[i] = parts.q[i] + 2 * product[i] / tau
-    return min(-terms, _row(parts, slope, steady) - inner(at.x, product) / tau**2)
+    return min(-terms, _row(parts, slope, steady) - iterate.inner(at.x, product) / tau**2)
 
 
 @making
@@ -87,14 +78,14 @@ def _towards(parts, weight, system, at, ends, state, rest, residuals, pair, corn
     above = -rest * missing - corner / tau - _row(parts, slope, one)
     share = above / below
     _combined(one, share, two, way)
-    slacken(at, way, pair, parts.held)
+    iterate.slacken(at, way, pair, parts.held)
     return share, (corner - kappa * share) / tau
 
 
 @making
 def _reach(at, way, held, ends, moves):
     """How far a direction goes before a number is negative, 1 at most."""
-    most = length_of(at, way, held)
+    most = iterate.length_of(at, way, held)
     for e in range(2):
         if ends[e] < -most * moves[e]:
             most = -ends[e] / moves[e]
@@ -106,26 +97,28 @@ def embedded(parts, system, most, least, best, holds):
     """Walk, and keep what is nearer to a solution than ``least``; how near that is, and steps."""
     n, k, every = len(parts.q), len(parts.b), len(parts.limits)
     held = parts.held
-    at, way = room_for(n, k, every), room_for(n, k, every)
-    one, two = room_for(n, k, every), room_for(n, k, every)
+    at, way = iterate.room_for(n, k, every), iterate.room_for(n, k, every)
+    one, two = iterate.room_for(n, k, every), iterate.room_for(n, k, every)
     weight, pair = np.zeros(every), np.zeros(every)
     residuals = np.empty(n), np.empty(k), np.empty(every)
     room = one, two, np.zeros(every), np.empty(n), np.empty(k)
     product, other, slope = np.empty(n), np.empty(n), np.empty(n)
     minus = room[3]
-    start(parts, system, weight, at, minus)
+    iterate.start(parts, system, weight, at, minus)
     count = 1.0
     for i in range(every):
         count += 1.0 if held[i] else 0.0
     tau = kappa = 1.0
-    trail, taken = trail_of(at, held), 0
+    trail, taken = iterate.trail_of(at, held), 0
     numbers = trail.numbers
     while True:
-        off, total, missing = look(parts, at, tau, residuals, product, other)
+        off, total, missing = iterate.look(parts, at, tau, residuals, product, other)
         total, missing = total + tau * kappa, missing + kappa
-        least = note(parts, trail, at, tau, off, total, least, best, holds)
-        lost = numbers[STUCK] >= PATIENCE or numbers[IDLE] >= LOST or not off < np.inf
-        if numbers[NEAREST] <= ENOUGH or lost or taken >= min(most, STEPS):
+        least = iterate.note(parts, trail, at, tau, off, total, least, best, holds)
+        lost = (
+            numbers[iterate.STUCK] >= PATIENCE or numbers[iterate.IDLE] >= LOST or not off < np.inf
+        )
+        if numbers[iterate.NEAREST] <= ENOUGH or lost or taken >= min(most, STEPS):
             break
         for i in range(every):
             weight[i] = at.z[i] / at.s[i] if held[i] else 0.0
@@ -144,7 +137,7 @@ def embedded(parts, system, most, least, best, holds):
         for i in range(every):
             after += (at.s[i] + length * way.s[i]) * (at.z[i] + length * way.z[i])
         # corrections may lead back and forth between two points
-        cycles = numbers[IDLE] >= PLAIN and tau > kappa
+        cycles = numbers[iterate.IDLE] >= PLAIN and tau > kappa
         centre = min(max(after / total, 0.0), 1.0) ** 3
         centre = max(centre, CENTRED) if cycles else centre
         for i in range(every):
@@ -158,8 +151,8 @@ def embedded(parts, system, most, least, best, holds):
         length = BOUNDARY * _reach(at, way, held, ends, moves)
         if not length >= 0:
             break
-        numbers[STUCK] += 1 if length < LEAST else 0
-        move(at, length, way)
+        numbers[iterate.STUCK] += 1 if length < LEAST else 0
+        iterate.move(at, length, way)
         tau, kappa = tau + length * moves[0], kappa + length * moves[1]
         taken += 1
     return least, taken

@@ -9,20 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dfwlayer.engines.compiled.kernels.dense import (
-    add,
-    add_rows,
-    backward,
-    copy,
-    dot,
-    factor,
-    fill,
-    forward,
-    kernel,
-    making,
-    product,
-    times,
-)
+from dfwlayer.engines.compiled.kernels import dense
 
 __all__ = ["stay"]
 
@@ -30,17 +17,17 @@ FLAT = 1e-10  # of the largest curvature along the rows: less counts as none
 CORRECTIONS = 3  # each with what the one before has left
 
 
-@kernel
+@dense.kernel
 def _beside(held, count, x):
     """Π x, in the place of x."""
     part = held.steps
-    times(held.Q, x, part[:count])
+    dense.times(held.Q, x, part[:count])
     for i in range(count):
         part[i] = -part[i]
-    add_rows(x, part, held.Q, count, len(x))
+    dense.add_rows(x, part, held.Q, count, len(x))
 
 
-@kernel
+@dense.kernel
 def _narrowed(H, C):
     """Rows C_k with H = Σ C_kᵀC_k; how many. H, which is symmetric, is overwritten."""
     n, first = len(H), 0.0
@@ -56,11 +43,11 @@ def _narrowed(H, C):
         for i in range(n):
             C[rank, i] = H[pivot, i] / root
         for i in range(n):
-            add(H[i], -C[rank, i], C[rank], n)
+            dense.add(H[i], -C[rank, i], C[rank], n)
     return n
 
 
-@making
+@dense.making
 def stay(P, held, count, v, u, z):
     """u and, in ``along``, what the rows that are held carry; z (n,) is scratch."""
     n = len(v)
@@ -68,7 +55,7 @@ def stay(P, held, count, v, u, z):
     for turn in range(2):
         for i in range(n):
             if turn == 0:
-                copy(P[i], C[i])
+                dense.copy(P[i], C[i])
             else:
                 for j in range(n):
                     H[i, j] = C[j, i]
@@ -77,23 +64,23 @@ def stay(P, held, count, v, u, z):
     rank = _narrowed(H, C)
     for i in range(rank):
         for j in range(i + 1):
-            gram[i, j] = dot(C[i], C[j], n)
-    fill(0.0, u)
-    if rank > 0 and factor(gram, rank):
+            gram[i, j] = dense.dot(C[i], C[j], n)
+    dense.fill(0.0, u)
+    if rank > 0 and dense.factor(gram, rank):
         part = np.empty(rank)
         for _ in range(CORRECTIONS):
-            product(P, u, z)
+            dense.product(P, u, z)
             for i in range(n):
                 z[i] = v[i] - z[i]
             _beside(held, count, z)
-            times(C, z, part)
+            dense.times(C, z, part)
             for _ in range(2):
-                forward(gram, part, rank)
-                backward(gram, part, rank)
-            add_rows(u, part, C, rank, n)
+                dense.forward(gram, part, rank)
+                dense.backward(gram, part, rank)
+            dense.add_rows(u, part, C, rank, n)
             _beside(held, count, u)
-    product(P, u, z)
+    dense.product(P, u, z)
     for i in range(n):
         z[i] = v[i] - z[i]
-    times(held.Q, z, held.along[:count])
-    backward(held.T, held.along, count)
+    dense.times(held.Q, z, held.along[:count])
+    dense.backward(held.T, held.along, count)

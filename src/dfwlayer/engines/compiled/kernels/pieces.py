@@ -30,7 +30,15 @@ from dfwlayer.engines.compiled.kernels.dense import (
     product,
     times,
 )
-from dfwlayer.engines.compiled.kernels.dual import DEPENDENT, append, beside, drop, prepared
+from dfwlayer.engines.compiled.kernels.dual import (
+    DEPENDENT,
+    append,
+    beside,
+    drop,
+    go_on,
+    heading,
+    prepared,
+)
 from dfwlayer.engines.compiled.kernels.numbers import own
 from dfwlayer.engines.compiled.kernels.on_pieces import (
     NOTHING,
@@ -185,27 +193,17 @@ def _climb(given, rows, bends, held, count, y, level, most):
             if taken == most:
                 return count, taken, outcome.LOST
             taken += 1
-            square = beside(held, count) if count < n else 0.0
-            if count == n:
-                times(held.Q, held.normal, held.along)
-            way = held.steps
-            for i in range(count):
-                way[i] = held.along[i]
-            backward(held.T, way, count)
+            square, way = heading(held, count), held.steps
             _price(rows, bends, k, held, count, way, new, force)
-            apart = square > DEPENDENT * DEPENDENT
-            whole = excess / square if apart else np.inf
+            whole = excess / square if square > 0 else np.inf
             step, event, at = _step(
                 given, rows, bends, k, base, held, count, way, new, side, force, whole
             )
             if step == np.inf:
                 return count, taken, outcome.LOST
-            for i in range(count):
-                held.forces[i] -= step * way[i]
+            go_on(held, count, step, square, y)
             force += step
-            if apart:
-                add(y, -step, held.rest, n)
-                excess -= step * square
+            excess -= step * square
             if event == MET:
                 append(held, count, square, new, side, force)
                 rows.state[new] = 1
