@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 # each process begins with its share of the files in one piece, and takes from others at its end
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test test-kernels test-gpu test-oldest test-site fuzz lint types browser docs notebook hooks ci clean
+.PHONY: help demo test test-kernels test-gpu test-oldest test-site fuzz lint types browser docs notebook tables hooks ci clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ docs: $(READY) ## build the documentation: site/index.html
 
 notebook: $(READY) ## run the tutorial, docs/tutorial.ipynb, and keep what it prints and draws
 	$(BIN)/python docs/hooks/notebook.py --write
+
+tables: $(READY) ## make the tables of docs/ anew from what is recorded in docs/results
+	$(BIN)/python -m dfwlayer_bench.recorded --write
 
 hooks: $(READY) ## check style, types and imports before every commit
 	$(BIN)/pre-commit install

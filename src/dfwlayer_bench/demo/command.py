@@ -61,6 +61,8 @@ def demo(
 
     if quick:
         announce(console, QUICK_SECONDS)
+    else:  # most of the first minute shows nothing else
+        console.print("A minute; two the first time, as code is compiled and kept")
     size = work.QUICK if quick else work.FULL
     if steps is not None:
         size = replace(size, training_steps=steps)

@@ -1,0 +1,209 @@
+"""Tables in docs/ are made from docs/results, and sentences tell what follows from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich")
+
+from dfwlayer_bench.recorded import TABLES, compared
+from dfwlayer_bench.recorded.texts import record, rows_by
+from repository import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def words(page: str) -> str:
+    """The page with single blanks, wherever its lines end."""
+    path = ROOT / page if page == "README.md" else DOCS / page
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def test_tables_are_those_of_the_records() -> None:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        right, names = compared(text)
+        assert right == text, f"{page.name}: python -m dfwlayer_bench.recorded --write"
+        found += names
+    assert sorted(found) == sorted(TABLES)
+
+
+def test_another_number_is_seen() -> None:
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    row = re.search(r"^\| 500, `paper` \| (\S+)", text, re.MULTILINE)
+    assert row is not None
+    changed = text[: row.start(1)] + "9.99" + text[row.end(1) :]
+    assert compared(changed)[0] == text
+
+
+def test_no_cell_of_a_table_of_measurements_is_empty() -> None:
+    """It holds a number, a limit, or why it has none; a corner above names may be empty."""
+    for name, make in TABLES.items():
+        header, rows = make()
+        for row in rows:
+            assert len(row) == len(header), name
+            assert all(cell.strip() not in ("", "—", "–", "None", "nan") for cell in row), (
+                name,
+                row,
+            )
+
+
+def test_records_that_pages_link_to_say_their_command() -> None:
+    linked = set()
+    for page in PAGES:
+        linked |= set(re.findall(r"\((results/[\w/]+\.json)\)", page.read_text(encoding="utf-8")))
+    for path in linked:
+        content = record(str(Path(path).relative_to("results")))
+        assert "command" in content or path.endswith(("gpu.json", "scaling.json")), path
+
+
+# ratios that sentences tell ----------------------------------------------------------------------
+
+
+def large(family: str, n: int, system: str, key: str = "seconds") -> float:
+    return float(rows_by("bench/bench.json", "family", "n", "system")[family, n, system][key])
+
+
+def against_ours(family: str, n: int, system: str) -> float:
+    return large(family, n, system) / large(family, n, "dfwlayer")
+
+
+def small(name: str, count: int, n: int, system: str, key: str = "both_seconds") -> float:
+    row = rows_by("bench/small.json", "set", "count", "n", "system")[name, count, n, system]
+    return float(row[key])
+
+
+def quotient(name: str, count: int, n: int, system: str, key: str = "both_seconds") -> float:
+    return small(name, count, n, system, key) / small(name, count, n, "dfwlayer", key)
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def fastest(name: str, count: int, n: int) -> float:
+    """How many times as long the next best system with gradients takes."""
+    systems = ["jaxopt"] if name in ("l1", "l2") else ["jaxopt", "qpax"]
+    return min(quotient(name, count, n, system) for system in systems)
+
+
+SIZES = (500, 1000, 2000)
+SETS = ("l1", "l2", "box", "simplex", "capped-simplex")
+FLAT = SETS[2:]
+
+
+def floor(system: str) -> str:
+    ratio = large("active", 2000, system, "ratio")
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def imitation(task: str, key: str, layer: str, other: str) -> float:
+    rows = {row["layer"]: row for row in record(f"robotics/{task}/imitation.json")["rows"]}
+    return float(rows[layer][key] / rows[other][key])
+
+
+def reproduced(record_: str, n: int, system: str) -> float:
+    """Mean seconds on the paper's problems."""
+    rows = rows_by(f"reproduce/{record_}.json", "family", "n", "system")
+    return float(rows["paper", n, system]["seconds"]["mean"])
+
+
+def every(system: str) -> list[float]:
+    """Against this library's time, at n = 500, 1000 and 2000."""
+    where = {500: "processor", 1000: "processor", 2000: "table1"}
+    return [
+        reproduced(name, n, system) / reproduced(name, n, "dfwlayer") for n, name in where.items()
+    ]
+
+
+def lasso(problem: str, system: str) -> float:
+    rows = rows_by("bench/lasso.json", "problem", "system")
+    seconds = [rows[problem, name]["forward_seconds"] for name in (system, "dfwlayer")]
+    return float(seconds[0] / seconds[1])
+
+
+def listed(values: list[float], digits: int = 1) -> str:
+    *most, last = (f"{value:.{digits}f}" for value in values)
+    return f"{', '.join(most)} and {last}"
+
+
+def statements() -> list[tuple[str, str]]:
+    mild = [(family, n) for family in ("paper", "active") for n in SIZES]
+    ratios = {n: [against_ours(f, m, "jaxopt") for f, m in mild if m == n] for _, n in mild}
+    ill = [against_ours("ill", n, "jaxopt") for n in SIZES]
+    floors = [large(family, n, "dfwlayer", "ratio") for family, n in mild]
+    floors += [large("ill", n, "dfwlayer", "ratio") for n in (500, 1000)]
+    published = [against_ours(family, 2000, "dfw") for family in ("paper", "active", "ill")]
+    alone = [quotient(name, 1, 10, "jaxopt") for name in SETS]
+    batches = [(s, c, n) for c, n in ((64, 10), (128, 10), (128, 50)) for s in SETS]
+    next_best = {key: fastest(*key) for key in batches}
+    daqp = [quotient(s, c, 10, "daqp", "forward_seconds") for c in (64, 128) for s in FLAT]
+    cvxpy = [reproduced("cpu", n, "diffcp") / reproduced("cpu", n, "dfw") for n in SIZES]
+    growth = reproduced("cpu", 2000, "dfw") / reproduced("cpu", 500, "dfw")
+    over_limit = imitation("hc_o", "mse", "dfwlayer", "none")
+    return [
+        (
+            "README.md",
+            f"| {floor('dfwlayer')}; jaxopt {floor('jaxopt')}, the published method "
+            f"{floor('dfw')} |",
+        ),
+        (
+            "README.md",
+            f"over a box jaxopt takes {quotient('box', 128, 50, 'jaxopt'):.0f} times as long, "
+            f"over a simplex {quotient('simplex', 128, 50, 'jaxopt'):.0f}",
+        ),
+        ("README.md", f"jaxopt takes [{span(alone)} of the time]"),
+        ("README.md", f"0 of 200,000; {100 * (1 - over_limit):.0f} % lower"),
+        ("why.md", f"take {floor('dfwlayer')} times what two unconstrained"),
+        ("why.md", f"jaxopt takes {floor('jaxopt')} times and the published method {floor('dfw')}"),
+        ("why.md", f"At n = 500 jaxopt takes {span(ratios[500])} times as long"),
+        ("why.md", f"its error is {100 * (1 - over_limit):.0f} % lower than without a layer"),
+        (
+            "benchmarks.md",
+            f"jaxopt takes {span(ratios[2000])} times as long, {ill[2]:.0f} times if P is "
+            "ill-conditioned",
+        ),
+        ("benchmarks.md", f"takes {min(published):.0f} to {max(published):.0f} times"),
+        (
+            "benchmarks.md",
+            f"it takes {span(ratios[500])} times as long as this library at n = 500, "
+            f"{span(ratios[1000])} times at 1000, and {span(ratios[2000])} times at 2000; "
+            f"on `ill` {ill[0]:.0f}, {ill[1]:.0f} and {ill[2]:.0f} times",
+        ),
+        (
+            "benchmarks.md",
+            f"takes {span(floors)} times the floor, and "
+            f"{large('ill', 2000, 'dfwlayer', 'ratio'):.1f} times on `ill` at n = 2000",
+        ),
+        ("benchmarks.md", f"jaxopt takes {span(alone)} of the time"),
+        (
+            "benchmarks.md",
+            f"the next best takes {min(next_best.values()):.1f} to "
+            f"{max(next_best.values()):.0f} times as long",
+        ),
+        ("benchmarks.md", f"10 variables it takes {span(daqp)} times as long"),
+        ("benchmarks.md", f"celer on `nci60` ({lasso('nci60', 'celer'):.1f} of this library's"),
+        ("benchmarks.md", f"| {lasso('nci60', 'celer'):.1f} of this library's time on NCI60"),
+        ("reproduce.md", f"reproduces in part: {listed(cvxpy, 0)} times at n = 500, 1000 and 2000"),
+        ("reproduce.md", f"than CvxpyLayer, but {listed(cvxpy, 0)} times"),
+        ("reproduce.md", f"grows slowly, {growth:.1f} times from n = 500 to 2000"),
+        ("reproduce.md", f"jaxopt comes closest, with {listed(every('jaxopt'))} times"),
+        ("reproduce.md", f"reverse mode with {listed(every('alt-diff-reverse'))} times"),
+    ]
+
+
+def test_no_action_of_the_robots_exceeds_the_limit_with_the_layer() -> None:
+    for task in ("hc_o", "r_o03"):
+        rows = {row["layer"]: row for row in record(f"robotics/{task}/imitation.json")["rows"]}
+        assert rows["dfwlayer"]["violation_rate"] == 0
+        assert rows["dfwlayer"]["episode_violation_rate"] == 0
+
+
+@pytest.mark.parametrize(("page", "sentence"), statements())
+def test_sentences_tell_the_ratios_of_the_records(page: str, sentence: str) -> None:
+    assert sentence in words(page)
