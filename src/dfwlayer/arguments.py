@@ -26,6 +26,7 @@ __all__ = [
     "common_batch",
     "common_lead",
     "flag_nonfinite",
+    "refuse_proxy",
     "shown",
 ]
 
@@ -76,6 +77,7 @@ def as_number(
     """
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         got = shown(value) if isinstance(value, Tensor) else type(value).__name__
+        refuse_proxy(value)
         raise ValueError(f"{name}: expected {kind}, got {got}{_hint(value)}")
     try:
         number = float(value)
@@ -161,13 +163,18 @@ def check_tensor(
 
 def _check_kind(name: str, value: Any, expected: str) -> None:
     """For what is no plain tensor: a subclass will do, unless it only stands for a tensor."""
+    refuse_proxy(value)
     kind = type(value).__name__
-    if kind == "Proxy":
-        refuse_recording("torch.fx.symbolic_trace")
     if not isinstance(value, Tensor):
         raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value)}")
     if kind in ("FakeTensor", "FunctionalTensor") and not may_be_fake():
         refuse_recording("fake tensors")
+
+
+def refuse_proxy(value: Any) -> None:
+    """Raise for what stands for all values at once in torch.fx.symbolic_trace."""
+    if type(value).__name__ == "Proxy":
+        refuse_recording("torch.fx.symbolic_trace")
 
 
 def _hint(value: Any) -> str:

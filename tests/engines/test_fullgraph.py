@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from dataclasses import is_dataclass
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dfwlayer as dfw
+from dfwlayer import constraints
+from dfwlayer.constraints import parameters
+from dfwlayer.constraints.base import Constraint
 from dfwlayer.ops.recorded import operators
 from dfwlayer.ops.recorded.text import described
 from helpers import close
@@ -66,6 +70,28 @@ def test_every_set_compiles(name):
     ]
     for a, b in zip(*grads, strict=True):
         close(b, a, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [dfw.Box(-0.3, 0.4), dfw.KSparse(2, 1.0), dfw.Product([dfw.Simplex(), dfw.Box(-1.0)], [2, 2])],
+)
+def test_numbers_of_a_set_may_be_symbols(body):
+    """As they are with dynamic=True, which begins again where one has to be known."""
+    layer = dfw.SetLayer(body)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (3, 5):
+        q = torch.randn(rows, 4)
+        close(compiled(q), layer(q), 1e-6)
+
+
+def test_what_a_compiler_asks_of_a_set_is_known_before():
+    """A table that is made while it traces is there when it begins again: another way, an error."""
+    for name in constraints.__all__:
+        kind = getattr(constraints, name)
+        if isinstance(kind, type) and issubclass(kind, Constraint) and is_dataclass(kind):
+            assert kind in parameters._tables
 
 
 @pytest.mark.parametrize("name", CASES)

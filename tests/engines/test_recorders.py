@@ -103,6 +103,21 @@ def test_symbolic_tracing_is_refused(call):
         torch.fx.symbolic_trace(traced)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        dfw.DFWLayer(p=1),
+        dfw.QPLayer(),
+        dfw.SetLayer(dfw.Simplex()),
+        torch.nn.Sequential(torch.nn.Tanh(), dfw.SetLayer(dfw.Simplex())),
+    ],
+)
+def test_symbolic_tracing_of_a_layer_is_refused(model):
+    """All its arguments are made up where it is the whole model, also numbers."""
+    with pytest.raises(RuntimeError, match=r"torch.fx[\s\S]*layer\.deploy"):
+        torch.fx.symbolic_trace(model)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_nothing_is_left_behind(call):
     """After a refusal plain calls work as before."""

@@ -160,3 +160,44 @@ def values(parameters: list[cp.Parameter], case: Case, *lead: int, seed: int = 0
             value = 0.2 + 0.1 * value.tanh()
         drawn.append(value + 2 * torch.eye(N) if p.name() == "W" else value)
     return drawn
+
+
+def drawn(seed: int) -> tuple[cp.Problem, list[cp.Parameter], cp.Variable, Any]:
+    """A random problem with some kinks, and what draws the values of its parameters."""
+    rng, gen = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    n = int(rng.integers(2, 7))
+    x, u = cp.Variable(n), cp.Variable(n)
+    S, q, c = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter(n)
+    cost, costs = cp.Parameter(nonneg=True), cp.Parameter(n, nonneg=True)
+    limit = cp.Parameter(nonneg=True)
+    one, two, three, budget, total, upper, sloped, lower = rng.integers(0, 2, 8)
+    f, rows = cp.sum_squares(S @ x) + q @ x + 0.01 * cp.norm1(x), []
+    used = {S: lambda B: torch.eye(n) + 0.4 * torch.randn(*B, n, n, generator=gen)}
+    used[q] = lambda B: 2 * torch.randn(*B, n, generator=gen)
+    if one:
+        f += cost * cp.norm1(x)
+    if two:
+        f += cost * cp.sum(cp.pos(u))
+    if three:
+        f += costs @ cp.abs(u)
+        used[costs] = lambda _: torch.rand(n, generator=gen)
+    if two or three:
+        rows.append(u == x - c)
+    if one or two:
+        used[cost] = lambda _: torch.tensor(rng.choice([0.01, 0.05, 0.5, 2.0]))
+    if budget:
+        rows.append(cp.norm1(x) + 0.3 * cp.sum(cp.neg(x)) <= limit)
+        used[limit] = lambda _: torch.tensor(rng.choice([0.5, 1.0, 3.0]))
+    if total:
+        rows.append(cp.sum(x) == 0.1)
+    if upper:
+        rows.append(x <= 0.6)
+    if sloped:
+        rows.append(0.5 * cp.sum(x) + cp.sum(cp.neg(2 * x - c)) <= 2.5)
+    if lower:
+        rows.append(x >= -0.8)
+    if two or three or sloped:
+        used[c] = lambda _: 0.2 * torch.randn(n, generator=gen)
+    parameters, draws = list(used), list(used.values())
+    problem = cp.Problem(cp.Minimize(f), rows)
+    return problem, parameters, x, lambda B: [draw(B).double().requires_grad_() for draw in draws]

@@ -1,5 +1,7 @@
 """Convex sets: one file each, with vertex, soft vertex, violation and face."""
 
+from dataclasses import is_dataclass
+
 from dfwlayer.constraints.balls.ellipsoid import Ellipsoid
 from dfwlayer.constraints.balls.group_ball import GroupBall
 from dfwlayer.constraints.balls.lp_ball import LpBall
@@ -12,6 +14,7 @@ from dfwlayer.constraints.composed.plane_cut import PlaneCut
 from dfwlayer.constraints.composed.product import Product
 from dfwlayer.constraints.composed.shifted import Shifted
 from dfwlayer.constraints.face import Face
+from dfwlayer.constraints.parameters import table
 from dfwlayer.constraints.polyhedra.affine import (
     AffineSet,
     HalfSpace,
@@ -56,3 +59,9 @@ __all__ = [
     "Transport",
     "project_l1_box",
 ]
+
+for _kind in tuple(vars().values()):
+    # A compiler cannot follow how a table is made. One that is made while it traces is there when
+    # it begins again, which is another way through the code, and an error.
+    if isinstance(_kind, type) and issubclass(_kind, Constraint) and is_dataclass(_kind):
+        table(_kind)

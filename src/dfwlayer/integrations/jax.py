@@ -135,8 +135,8 @@ def _alike(names: Sequence[str], given: Sequence[Any]) -> list[jax.Array]:
         return arrays
     dtype = jnp.result_type(*(a for a, real in zip(arrays, floating, strict=True) if real))
     return [
-        # also of this dtype, as a traced one may stand for a number of Python
-        a.astype(dtype) if real and (a.dtype != dtype or _traced([a])) else a
+        # also of this dtype where it may stand for a number of Python, which has none of its own
+        a.astype(dtype) if real and (a.dtype != dtype or (_traced([a]) and a.weak_type)) else a
         for a, real in zip(arrays, floating, strict=True)
     ]
 
@@ -366,6 +366,17 @@ class _Known:
     inputs: int
 
 
+def _called_in(recipe: _Recipe, arrays: Sequence[Any]) -> list[Any]:
+    """A recipe within a derivative: at once where nobody asks for another one of it.
+
+    JAX takes longer to look for derivatives of a function than a small solve takes.
+    """
+    if not _traced(arrays):
+        return _host(recipe, arrays)
+    found: list[Any] = _differentiable(recipe)(*arrays)
+    return found
+
+
 @lru_cache(maxsize=256)
 def _differentiable(recipe: _Recipe) -> Callable[..., Any]:
     """The recipe as a function of arrays, whose gradient is another such function."""
@@ -383,7 +394,7 @@ def _differentiable(recipe: _Recipe) -> Callable[..., Any]:
         )
         # not the call itself, which would have no second derivative
         watched = recipe.watched(wanted, _specs(arrays))
-        outs = (run if watched == recipe else _differentiable(watched))(*arrays)
+        outs = _called_in(watched, arrays)
         again, kept = recipe.after(arrays, outs)
         tickets = tuple(outs[len(outs) - watched.tickets :])
         own = outs[: len(outs) + recipe.tickets - watched.tickets]
@@ -396,7 +407,7 @@ def _differentiable(recipe: _Recipe) -> Callable[..., Any]:
         full: list[Any] = [None] * known.inputs
         if seeds and known.wanted:
             pulled = _Pullback(known.recipe, tuple(seeds), known.wanted, bool(tickets))
-            found = _differentiable(pulled)(*arrays, *seeds.values(), *tickets)
+            found = _called_in(pulled, (*arrays, *seeds.values(), *tickets))
             for i, each in zip(known.wanted, found, strict=True):
                 full[i] = each
         return tuple(full)

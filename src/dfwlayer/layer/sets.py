@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfwlayer.arguments import shown
+from dfwlayer.arguments import refuse_proxy, shown
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.deploy import DeployedSet
 from dfwlayer.engines.seen import set_in_sight
@@ -64,6 +64,8 @@ class SetLayer(Layer):
 
     def forward(self, *problem: Any, **parameters: Any) -> Tensor:
         """The solution for (q), (P, q) or (objective), over the set for these parameters."""
+        if not isinstance(problem, tuple):  # all of them at once
+            refuse_proxy(problem)
         constraint = self._set(parameters)
         return _over_set(self._itself(), _objective(problem), constraint, self.shape)
 

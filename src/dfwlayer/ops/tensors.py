@@ -120,6 +120,8 @@ def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
 
     What an object has cached is not copied.
     """
+    if type(node) in PLAIN:  # a compiler may follow numbers, and has no attributes of theirs
+        return node
     if isinstance(node, Tensor):
         return next(tensors) if node.layout == torch.strided else node
     if isinstance(node, SEQUENCES):

@@ -198,6 +198,21 @@ def test_a_cost_of_zero_and_no_parameters():
     assert torch.allclose(fixed()[0], torch.full((3,), 0.5))
 
 
+def test_a_square_without_a_weight_has_the_derivative_of_any_function():
+    """y = (I + λ DᵀD)⁻¹ x at λ = 0, where cvxpylayers returns another number."""
+    n = 6
+    y, x, weight = cp.Variable(n), cp.Parameter(n), cp.Parameter(nonneg=True)
+    cost = cp.sum_squares(x - y) + weight * cp.sum_squares(cp.diff(y))
+    layer = CvxpyLayer(cp.Problem(cp.Minimize(cost)), [x, weight], [y], engine="dfwlayer")
+    at = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    D = torch.eye(n, dtype=torch.float64).diff(dim=0)
+    (found,) = layer(at, zero)
+    assert torch.allclose(found, at)
+    slopes = [torch.autograd.grad(each, zero, retain_graph=True)[0] for each in found]
+    assert torch.allclose(torch.stack(slopes), -D.mT @ D @ at, atol=1e-10)
+
+
 def test_the_matrix_of_a_quadratic_form_may_be_a_parameter():
     x, Q, q = cp.Variable(3), cp.Parameter((3, 3), PSD=True), cp.Parameter(3)
     cost = 0.5 * cp.quad_form(x, Q) + q @ x

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cvxpy_cases import drawn
 from dfwlayer.engines import compiled
 
 cp = pytest.importorskip("cvxpy")
@@ -21,47 +22,6 @@ def _compiled():
         pytest.skip("there is no compiled code")
     with compiled.using("wait"):
         yield
-
-
-def drawn(seed):
-    """A random problem with some kinks, and what draws the values of its parameters."""
-    rng, gen = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    n = int(rng.integers(2, 7))
-    x, u = cp.Variable(n), cp.Variable(n)
-    S, q, c = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter(n)
-    cost, costs = cp.Parameter(nonneg=True), cp.Parameter(n, nonneg=True)
-    limit = cp.Parameter(nonneg=True)
-    one, two, three, budget, total, upper, sloped, lower = rng.integers(0, 2, 8)
-    f, rows = cp.sum_squares(S @ x) + q @ x + 0.01 * cp.norm1(x), []
-    used = {S: lambda B: torch.eye(n) + 0.4 * torch.randn(*B, n, n, generator=gen)}
-    used[q] = lambda B: 2 * torch.randn(*B, n, generator=gen)
-    if one:
-        f += cost * cp.norm1(x)
-    if two:
-        f += cost * cp.sum(cp.pos(u))
-    if three:
-        f += costs @ cp.abs(u)
-        used[costs] = lambda _: torch.rand(n, generator=gen)
-    if two or three:
-        rows.append(u == x - c)
-    if one or two:
-        used[cost] = lambda _: torch.tensor(rng.choice([0.01, 0.05, 0.5, 2.0]))
-    if budget:
-        rows.append(cp.norm1(x) + 0.3 * cp.sum(cp.neg(x)) <= limit)
-        used[limit] = lambda _: torch.tensor(rng.choice([0.5, 1.0, 3.0]))
-    if total:
-        rows.append(cp.sum(x) == 0.1)
-    if upper:
-        rows.append(x <= 0.6)
-    if sloped:
-        rows.append(0.5 * cp.sum(x) + cp.sum(cp.neg(2 * x - c)) <= 2.5)
-    if lower:
-        rows.append(x >= -0.8)
-    if two or three or sloped:
-        used[c] = lambda _: 0.2 * torch.randn(n, generator=gen)
-    parameters, draws = list(used), list(used.values())
-    problem = cp.Problem(cp.Minimize(f), rows)
-    return problem, parameters, x, lambda B: [draw(B).double().requires_grad_() for draw in draws]
 
 
 def reference(problem, parameters, values, x):
@@ -145,7 +105,8 @@ def test_what_is_not_found_on_pieces_is_solved_with_further_variables(monkeypatc
     torch.testing.assert_close(found[0], known)
     mapped = torch.func.vmap(lambda c: layer(c, one)[0])(rows[::2])
     torch.testing.assert_close(mapped, found[::2])
-    monkeypatch.setattr("dfwlayer.integrations.cvxpy.pieces.Posed.hold", lambda *_: False)
+    for kind in ("Posed", "Where"):
+        monkeypatch.setattr(f"dfwlayer.integrations.cvxpy.pieces.{kind}.hold", lambda *_: False)
     torch.testing.assert_close(layer(at, one)[0], known)
 
 

@@ -170,6 +170,20 @@ def test_gradients_of_first_and_second_order_are_right():
     np.testing.assert_allclose(hessian, jnp.stack(along), atol=1e-7)
 
 
+def test_a_gradient_outside_of_jit_is_one_derivative_for_jax(monkeypatch):
+    """And not one of its forward pass and one of its backward pass, which take JAX milliseconds."""
+    P, q, w = problem()
+    asked, original = [], dfw._differentiable
+    monkeypatch.setattr(dfw, "_differentiable", lambda of: asked.append(of) or original(of))
+    slope = jax.grad(lambda q: over_ball(P, q, w, 0.3).x.sum())
+    first = slope(q)
+    assert len(asked) == 1
+    np.testing.assert_allclose(first, jax.jit(slope)(q), atol=1e-12)
+    asked.clear()
+    jax.jacrev(slope)(q)  # and those of a second one
+    assert len(asked) > 1
+
+
 def test_forward_mode_is_refused_by_name():
     P, q, w = problem()
     with pytest.raises(TypeError, match="forward-mode"):

@@ -24,7 +24,7 @@ from dfwlayer.engines.compiled.background import busy, mode, using
 from dfwlayer.methods.base import Settings
 from dfwlayer.ops.signature import Signature
 
-__all__ = ["attempt", "available", "using", "with_kinks"]
+__all__ = ["attempt", "available", "for_one", "using", "with_kinks"]
 
 _Attempt = Callable[[Arguments, Settings, Signature | None], Attempt | None]
 
@@ -68,6 +68,11 @@ def with_kinks(values: Iterable[Tensor] = ()) -> Any:
     """
     seen = not torch._C._are_functorch_transforms_active() and all(v.is_cpu for v in values)
     return import_module("dfwlayer.engines.compiled.pieces") if seen and available() else None
+
+
+def for_one() -> Any:
+    """The module that solves a problem without a batch in arrays, None where there is none."""
+    return import_module("dfwlayer.engines.compiled.alone") if available() else None
 
 
 def _engine(device: str) -> _Attempt | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dfwlayer.ops.rows import on_host
 
-__all__ = ["ONE", "Array", "Arrays", "Table", "Terms", "by_rows"]
+__all__ = ["ONE", "Array", "Arrays", "Group", "Table", "Terms", "by_rows"]
 
 ONE = 0  # the term that is always 1
 Integers = NDArray[np.int64]
@@ -205,7 +205,7 @@ def _product(values: Tensor, matrix: _Sparse) -> Tensor:
     return found
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Arrays that are evaluated together."""
 
     parameters: list[int]
@@ -230,7 +230,7 @@ class Arrays:
 
     terms: Terms
     arrays: dict[str, Array]
-    _groups: dict[tuple[bool, ...], list[_Group]] = field(default_factory=dict)
+    _groups: dict[tuple[bool, ...], list[Group]] = field(default_factory=dict)
     _constants: dict[torch.device, dict[str, Tensor]] = field(default_factory=dict)
 
     @cached_property
@@ -252,7 +252,7 @@ class Arrays:
     def at(self, parameters: Sequence[Tensor], batched: tuple[bool, ...]) -> dict[str, Tensor]:
         """The arrays (*shape) or (B, *shape), from parameters (size) or (B, size) in float64."""
         if batched not in self._groups:
-            self._groups[batched] = self._grouped(batched)
+            self._groups[batched] = self.grouped(batched)
         device = parameters[0].device if parameters else torch.device("cpu")
         found = dict(self.constants(device))
         sizes = [len(p) for p, has in zip(parameters, batched, strict=True) if has]
@@ -268,7 +268,7 @@ class Arrays:
         return found
 
     def _vector(
-        self, group: _Group, parameters: Sequence[Tensor], batched: tuple[bool, ...], batch: int
+        self, group: Group, parameters: Sequence[Tensor], batched: tuple[bool, ...], batch: int
     ) -> Tensor:
         """The terms, (k) or (B, k)."""
         lead = (batch,) if group.batched else ()
@@ -286,7 +286,7 @@ class Arrays:
             vector, done = torch.cat((vector, left * right), -1), end
         return vector
 
-    def _grouped(self, batched: tuple[bool, ...]) -> list[_Group]:
+    def grouped(self, batched: tuple[bool, ...]) -> list[Group]:
         """Which arrays are evaluated together, for parameters that have a batch or not."""
         kinds: dict[bool, list[str]] = {}
         for name, used in self.uses.items():
@@ -294,7 +294,7 @@ class Arrays:
                 kinds.setdefault(any(batched[i] for i in used), []).append(name)
         return [self._group(names, has_batch) for has_batch, names in kinds.items()]
 
-    def _group(self, names: list[str], batched: bool) -> _Group:
+    def _group(self, names: list[str], batched: bool) -> Group:
         terms, first = self.terms, self.terms.offsets
         count = first[-1] + len(terms.left)
         wanted = np.zeros(count, bool)
@@ -325,7 +325,7 @@ class Arrays:
         ends = [int(end) for end in layers]
         shapes = [self.arrays[name].shape for name in names]
         sizes = [self.arrays[name].size for name in names]
-        return _Group(
+        return Group(
             parameters, batched, one, left, right, ends, _Sparse(matrix), names, shapes, sizes
         )
 

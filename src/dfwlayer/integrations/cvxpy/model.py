@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import cvxpy as cp
 import numpy as np
+import scipy.sparse as sp  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from dfwlayer.integrations.cvxpy.affine import ONE, Array, Arrays, Integers, Table, by_rows
 from dfwlayer.integrations.cvxpy.kinks import Kinks, bent
 from dfwlayer.integrations.cvxpy.pieces import Pieces, Posed
-from dfwlayer.integrations.cvxpy.program import Program, program_of
+from dfwlayer.integrations.cvxpy.program import Program, matching, program_of
 from dfwlayer.integrations.cvxpy.recognise import Ball, Recognised, recognise
 from dfwlayer.integrations.cvxpy.sets import Form, Part, Region, form_of
 from dfwlayer.objectives import LeastSquares, Quadratic
@@ -24,6 +25,7 @@ from dfwlayer.objectives.base import Objective
 __all__ = ["Model", "model_of"]
 
 REDUCING = ("symmetric", "PSD", "NSD", "diag", "sparsity")  # attributes that leave out entries
+PRODUCTS = 200_000  # most entries of the slope that constant matrices may make
 LARGE = 600  # coordinates beyond which least squares are not squared
 
 
@@ -79,18 +81,23 @@ class Model:
             q = q + _times(at["K"].mT, slope)
             if "Pyz" in at:
                 q = q + _times(at["Pyz"], k)
-        if self._varies:
+        if self.varies:
             return Quadratic(self._matrix(at), q)
-        if q.device not in self._steady:
+        P, scale = self.steady(at)
+        return Quadratic(P, q if scale == 1 else q / scale)
+
+    def steady(self, at: dict[str, Tensor]) -> tuple[Tensor | None, float]:
+        """P where no parameter has a part in it: None for a multiple of I, and what f is over."""
+        device = at["q"].device
+        if device not in self._steady:
             whole = self._matrix(at)
             # multipliers are those of f, and not of a multiple of it
             held = self.form.region.held
-            self._steady[q.device] = (whole, 1.0) if held else _simplest(whole)
-        P, scale = self._steady[q.device]
-        return Quadratic(P, q if scale == 1 else q / scale)
+            self._steady[device] = (whole, 1.0) if held else _simplest(whole)
+        return self._steady[device]
 
     @cached_property
-    def _varies(self) -> bool:
+    def varies(self) -> bool:
         """Whether parameters have a part in P."""
         return any(self.arrays.uses.get(name) for name in ("P", "Pz", "Pyz", "K"))
 
@@ -187,6 +194,35 @@ def _whole(v: cp.Variable, parts: Recognised) -> cp.Variable:
     return stands
 
 
+def _put_in(
+    K: Table, k: Table, P: Table, cross: Table, q: Table, shape: tuple[int, int]
+) -> tuple[Table, Table] | None:
+    """What ½ zᵀPz + qᵀz + yᵀCz adds to the matrix and the slope of f(y), for z = K y + k.
+
+    That is KᵀPK + CK + KᵀCᵀ and (KᵀP + C) k + Kᵀq. K, P and C are constant; None where products
+    with them have so many entries that they are better formed in each call.
+    """
+    m, n = shape
+    own, inner, mixed = (
+        sp.coo_array((t.value, (t.row, t.column)), shape=size).tocsr()
+        for t, size in ((K, (m, n)), (P, (m, m)), (cross, (n, m)))
+    )
+    half = own.T @ inner
+    matrix = half @ own + mixed @ own + (mixed @ own).T
+    parts = []
+    for by, table in ((half + mixed, k), (own.T, q)):
+        entries = by.tocoo()
+        says = Table(entries.col, entries.row, np.zeros(entries.nnz, np.int64), entries.data)
+        i, j = matching(table.row, says)
+        if len(i) > PRODUCTS:
+            return None
+        blank = np.zeros(len(i), np.int64)
+        parts.append(Table(says.column[j], blank, table.term[i], table.value[i] * says.value[j]))
+    found = matrix.tocoo()
+    none = np.zeros(found.nnz, np.int64)
+    return Table(found.row, found.col, none, found.data), Table.joined(parts)
+
+
 class _Selected(NamedTuple):
     """Z as multiples of single coordinates, and what is added to them."""
 
@@ -275,15 +311,19 @@ class _Maker:
         rows = np.full(self.program.width + 1, -1)
         rows[defined] = np.arange(len(defined))
         n, m = self.n, len(defined)
-        own = P.placed(number, number)
+        own, slope = P.placed(number, number), q.placed(number)
+        inner, cross, other = P.placed(rows, rows), P.placed(number, rows), q.placed(rows)
+        K, k = self._solved(defined)
+        if m and self.n <= LARGE and K.constant and inner.constant and cross.constant:
+            known = _put_in(K, k, inner, cross, other, (m, self.n))
+            if known is not None:
+                own, slope = Table.joined((own, known[0])), Table.joined((slope, known[1]))
+                m = 0
         if len(own.value):
             self.arrays["P"] = Array.matrix(own, n, n)
-        slope = q.placed(number)
         self.arrays["q"] = Array.vector(slope, n)
         if not m:
             return False, False
-        inner, cross, other = P.placed(rows, rows), P.placed(number, rows), q.placed(rows)
-        K, k = self._solved(defined)
         self.arrays["K"], self.arrays["k"] = Array.matrix(K, m, n), Array.vector(k, m)
         self.arrays["qz"] = Array.vector(other, m)
         if len(cross.value):

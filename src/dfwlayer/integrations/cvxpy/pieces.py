@@ -23,7 +23,7 @@ from dfwlayer.integrations.cvxpy.sets import Region, Values
 from dfwlayer.objectives import Quadratic
 from dfwlayer.objectives.base import Objective
 
-__all__ = ["Pieces", "Posed"]
+__all__ = ["Pieces", "Posed", "Where"]
 
 Numbers = NDArray[Any]
 
@@ -34,6 +34,14 @@ class Posed(NamedTuple):
     objective: Objective
     at: Values  # with its rows there, and bounds on all coordinates
     hold: Callable[[Tensor], bool]  # whether the solution there is that of the whole problem
+
+
+class Where(NamedTuple):
+    """The pieces that hold the solutions of a batch."""
+
+    passed: Numbers  # (B, n, K), 1 for the kinks that are below the coordinate, otherwise 0
+    ends: Numbers  # (B, 2n), the lower and the upper ends: places of kinks, then the two bounds
+    hold: Callable[[Numbers], bool]  # whether points (B, n), optimal there, are so beyond, too
 
 
 @dataclass(frozen=True)
@@ -52,66 +60,89 @@ class Pieces:
 
         The objective is that of the slopes below all kinks, divided by ``scale``.
         """
-        engine = compiled.with_kinks(at.values())
-        if engine is None or not isinstance(objective, Quadratic):
+        if not isinstance(objective, Quadratic) or compiled.with_kinks(at.values()) is None:
             return None
         n, depth = self.present.shape
         place, cost, jump = at["kink.place"], at["kink.cost"], at.get("kink.jump")
         cost = cost if scale == 1 else cost / scale
         lower, upper = self.region.bounds(at)
         P, q, G, h = objective.P, objective.q, at.get("G"), at.get("h")
-        places = np.where(self.present, _array(place, (n, depth)), np.inf)
-        costs, jumps = _array(cost, (n, depth)), _array(jump, (0, n, depth))
-        order = np.argsort(places, -1, kind="stable")
-        if depth > 1:
-            places, costs, jumps = (_taken(part, order) for part in (places, costs, jumps))
-        given = engine.Bent(
-            _array(P, (0, 0)),
-            _array(q, (n,)),
-            _array(at.get("A"), (0, n)),
-            _array(at.get("b"), (0,)),
-            _array(G, (0, n)),
-            _array(h, (0,)),
-            np.full((1, n), -np.inf) if lower is None else _array(lower, (n,)),
-            np.full((1, n), np.inf) if upper is None else _array(upper, (n,)),
-            places,
-            costs,
-            jumps,
-        )
-        found = engine.located(given)
+        found = self.located(P, q, at, (lower, upper), cost)
         if found is None:
             return None
         parts = [P, q, G, h, at.get("A"), at.get("b"), lower, upper, place, cost, jump]
         ranks = 2, 1, 2, 1, 2, 1, 1, 1, 2, 2, 3
         single = all(t is None or t.dim() == k for t, k in zip(parts, ranks, strict=True))
-        mask = (np.argsort(order, -1) < found.below[..., None]).astype(np.float64)
-        passed = torch.from_numpy(mask[0] if single else mask)
+        passed = torch.from_numpy(found.passed[0] if single else found.passed)
         now = dict(at)
         if jump is not None:
             assert G is not None
             assert h is not None
             now["G"], now["h"] = _turned(G, h, jump, place, passed)
-        index = torch.from_numpy(self._ends(found.given, order, found.below))
-        pool = self._pool(place, lower, upper, () if single else (len(mask),))
+        index = torch.from_numpy(found.ends)
+        pool = self._pool(place, lower, upper, () if single else (len(found.passed),))
         ends = pool.gather(-1, index[0] if single else index)
         now["lower"], now["upper"] = ends[..., :n], ends[..., n:]
         slopes = (cost * passed).sum(-1) if depth > 1 else (cost * passed)[..., 0]
         shifted = Quadratic(P, q + slopes)
         return Posed(shifted, now, lambda x: found.hold(x.detach().numpy().reshape(-1, n)))
 
+    def located(
+        self,
+        P: Tensor | None,
+        q: Tensor,
+        at: Values,
+        bounds: tuple[Tensor | None, Tensor | None],
+        cost: Tensor,
+    ) -> Where | None:
+        """The pieces that hold the solution, for the slopes q below all kinks and these costs."""
+        engine = compiled.with_kinks()
+        if engine is None:
+            return None
+        n, depth = self.present.shape
+        jump = at.get("kink.jump")
+        places = np.where(self.present, _array(at["kink.place"], (n, depth)), np.inf)
+        costs, jumps = _array(cost, (n, depth)), _array(jump, (0, n, depth))
+        order = np.argsort(places, -1, kind="stable")
+        if (order[..., 1:] < order[..., :-1]).any():
+            places, costs, jumps = (_taken(part, order) for part in (places, costs, jumps))
+        lower, upper = bounds
+        found = engine.located(
+            engine.Bent(
+                _array(P, (0, 0)),
+                _array(q, (n,)),
+                _array(at.get("A"), (0, n)),
+                _array(at.get("b"), (0,)),
+                _array(at.get("G"), (0, n)),
+                _array(at.get("h"), (0,)),
+                np.full((1, n), -np.inf) if lower is None else _array(lower, (n,)),
+                np.full((1, n), np.inf) if upper is None else _array(upper, (n,)),
+                places,
+                costs,
+                jumps,
+            )
+        )
+        if found is None:
+            return None
+        passed = (np.argsort(order, -1) < found.below[..., None]).astype(np.float64)
+        return Where(passed, self._ends(found.given, order, found.below), found.hold)
+
     def _ends(self, given: Any, order: Numbers, below: Numbers) -> Numbers:
         """Where the lower and the upper end of each piece are in the pool, (B, 2n)."""
         n, depth = self.present.shape
-        line, i = np.arange(len(below))[:, None], np.arange(n)
-        found, first = [], n * depth
-        for number, own, sign in ((below - 1, given.lower, 1), (below, given.upper, -1)):
-            there = (number >= 0) & (number < depth)
-            slot = number.clip(0, depth - 1)
-            place = given.places[line if len(given.places) > 1 else 0, i, slot]
-            kink = i * depth + order[line if len(order) > 1 else 0, i, slot]
-            found.append(np.where(there & (sign * place > sign * own), kink, first + i))
-            first += n
-        return np.concatenate(found, -1)
+        # the places of each coordinate between two ends that no bound is beyond, and their numbers
+        places = np.empty((len(given.places), n, depth + 2))
+        places[..., 0], places[..., 1:-1], places[..., -1] = -np.inf, given.places, np.inf
+        kinks = np.zeros((len(order), n, depth + 2), np.int64)
+        kinks[..., 1:-1] = order + np.arange(0, n * depth, depth)[:, None]
+        found, own = np.empty((len(below), 2 * n), np.int64), np.arange(n * depth, (depth + 2) * n)
+        for at, number, bound, sign in (
+            (slice(0, n), below, given.lower, 1),
+            (slice(n, 2 * n), below + 1, given.upper, -1),
+        ):
+            within = sign * _picked(places, number) > sign * bound
+            found[:, at] = np.where(within, _picked(kinks, number), own[at])
+        return found
 
     def _pool(
         self, place: Tensor, lower: Tensor | None, upper: Tensor | None, lead: tuple[int, ...]
@@ -157,3 +188,13 @@ def _taken(values: Numbers, order: Numbers) -> Numbers:
     lead = np.broadcast_shapes(values.shape[:-1], order.shape[:-1])
     wide, places = (np.broadcast_to(p, (*lead, p.shape[-1])) for p in (values, order))
     return np.take_along_axis(wide, places, -1)
+
+
+def _picked(values: Numbers, number: Numbers) -> Numbers:
+    """Those (B, n) with these numbers in the last dimension of (·, n, K)."""
+    count, n, depth = values.shape
+    at = number + np.arange(0, n * depth, depth)
+    if count > 1:
+        at += np.arange(0, count * n * depth, n * depth)[:, None]
+    found: Numbers = values.reshape(-1).take(at)
+    return found

@@ -247,19 +247,25 @@ def _of_all(region: Region) -> Form:
 
 
 def _turned(part: Part, objective: Objective, at: Values) -> Posed:
-    """‖W y + c‖ ≤ ρ as a ball ‖u‖ ≤ r, with W = QR, y = R⁻¹(u − Qᵀc), r² = ρ² − ‖c − QQᵀc‖²."""
+    """‖W y + c‖ ≤ ρ as a ball ‖u‖ ≤ r with y = R⁻¹(u − Qᵀc).
+
+    W = QR and r² = ρ² − ‖c − QQᵀc‖². If W is square, Q = I and R = W will do.
+    """
     W, radius = at[f"{part.name}.W"], part.radius(at)
-    Q, R = torch.linalg.qr(W)
     n = W.shape[-1]
-    inverse = torch.linalg.solve_triangular(
-        R, torch.eye(n, dtype=W.dtype, device=W.device), upper=True
-    )
+    square = W.shape[-2] == n
+    if square:
+        inverse = torch.linalg.inv_ex(W).inverse
+    else:
+        Q, R = torch.linalg.qr(W)
+        eye = torch.eye(n, dtype=W.dtype, device=W.device)
+        inverse = torch.linalg.solve_triangular(R, eye, upper=True)
     centre = None
     if part.centred:
         c = at[f"{part.name}.c"].unsqueeze(-1)
-        inside = Q.mT @ c
+        inside = c if square else Q.mT @ c
         centre = -(inverse @ inside).squeeze(-1)
-        if W.shape[-2] > n:
+        if not square:
             radius = (radius.square() - (c - Q @ inside).squeeze(-1).square().sum(-1)).sqrt()
     assert isinstance(objective, Quadratic)
     P, q = objective.P, objective.q
