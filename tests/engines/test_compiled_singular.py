@@ -80,6 +80,15 @@ def test_the_dual_of_a_linear_machine(n, features, cap):
         close(mine, theirs, 1e-5 * float(theirs.abs().max() + 1))
 
 
+@pytest.mark.parametrize("cap", [0.1, 10.0, 1000.0])
+def test_duals_on_whose_face_the_rank_is_known_at_the_end_only(cap):
+    """Where the walk begins before a face was tried, nobody knows there that P is singular."""
+    for seed in range(20):
+        objective, y = margins(40, 3, seed, 0.05 if cap > 100 else 1.0)
+        box = dfw.Box(torch.zeros(40, dtype=F64), cap)
+        at_once(objective, dfw.PlaneCut(box, y, torch.zeros((), dtype=F64)), tol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("shape", [(60, 20), (100, 40), (40, 60), (60, 300)])
 def test_columns_that_are_there_more_than_once(shape, dtype):

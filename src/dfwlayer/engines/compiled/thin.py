@@ -46,6 +46,8 @@ class SparseProgram(NamedTuple):
         n, rows = len(vectors[0]), sum(len(part[0]) - 1 for part in self)
         found = Results.blank(1, n, rows)
         thin.search(*self, *vectors, tol, most, *found[:4])
+        if found.codes.item(0) == outcome.UNFIT:  # there is no x
+            return found
         sides = np.concatenate(vectors[1:])
         largest = np.abs(sides[np.isfinite(sides)]).max(initial=1.0)
         if not np.abs(found.x).max(initial=0.0) <= FARTHEST * largest:

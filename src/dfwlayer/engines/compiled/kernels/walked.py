@@ -122,8 +122,8 @@ def walked(
 ):  # fmt: skip
     """From x on a face to the solution, coordinate by coordinate.
 
-    Returns a verdict, the steps, and what they took. Where P is ``singular`` on a face, equations
-    help.
+    Returns a verdict, the steps, and what they took. Where P is known to be ``singular`` on a face,
+    or turns out to be on the one that is found, equations help: f may bend where they hold.
     """
     n, k = len(q), len(body)
     fill(0.0, ties[SHARES])
@@ -139,6 +139,11 @@ def walked(
     face = x, places, sides, multipliers, holds
     given = same[0], same[1], body, same[2], most, left
     free, steps, _, spent = walk(*given, *face, 0, index, L, schur, *memory)
+    if free == FLAT and not singular:
+        same = _with_squares(P, q, body, bound, ties[SHARES])
+        given = same[0], same[1], body, same[2], most - steps, left - spent
+        free, more, _, taken = walk(*given, *face, 0, index, L, schur, *memory)
+        steps, spent = steps + more, spent + taken
     verdict = WRONG
     index[-1] = 0  # L is a factor
     if free >= 0:
