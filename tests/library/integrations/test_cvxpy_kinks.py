@@ -2,6 +2,7 @@
 
 import importlib
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -9,9 +10,8 @@ import torch
 from cvxpy_cases import drawn
 from dfwlayer.engines import compiled
 
-cp = pytest.importorskip("cvxpy")
-integration = pytest.importorskip("dfwlayer.integrations.cvxpy")
-CvxpyLayer = integration.CvxpyLayer
+pytest.importorskip("cvxpy", minversion="1.9")
+from dfwlayer.integrations.cvxpy import CvxpyLayer
 
 F64 = torch.float64
 
