@@ -407,3 +407,25 @@ def test_a_ball_that_is_a_point_among_others(p, compiles):
         assert torch.isfinite(all_of_them).all()
         torch.testing.assert_close(all_of_them[[1, 3]], others, rtol=1e-9, atol=1e-12)
     assert (together[2][[0, 2]] == 0).all()
+
+
+@pytest.mark.parametrize("power", [-83, 49, 83])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hull_is_the_same_in_any_units_of_x(power, seed):
+    """Its face at a point is asked for without a scale of f, which g and x stand in for."""
+    F, d, c = draw(6, 6, seed=seed), draw(6, seed=seed + 50), draw(6, seed=seed + 90)
+    corners = torch.cat((torch.eye(6, dtype=F64), -torch.eye(6, dtype=F64)))
+
+    def solved(unit):
+        def f(x, F, d, c):
+            return 0.25 * (x / unit @ F.mT - d).pow(4).sum(-1) + (c * x / unit).sum(-1)
+
+        hull = dfw.CustomSet(
+            lambda cost: unit * corners[(cost @ corners.mT).argmin(-1)], batched=True
+        )
+        return dfw.solve(dfw.Smooth(f, F, d, c, shape=(6,)), hull, method="projected-newton")
+
+    one, other = solved(1.0), solved(2.0**power)
+    assert other.status in DONE
+    assert other.num_steps == one.num_steps
+    torch.testing.assert_close(other.x / 2.0**power, one.x, rtol=0, atol=1e-12)

@@ -135,11 +135,12 @@ class CustomSet(Constraint):
     def face(self, x: Tensor, g: Tensor, scale: Scale | None = None) -> HullFace:
         """The affine hull of the vertices of which x is found to be a combination, and more.
 
-        See `face_of_hull`. Without a scale g itself stands in for what it is the sum of.
+        See `face_of_hull`. Without a scale g itself stands in for what it is the sum of, and f
+        bends as one whose slope is that at a distance of x.
         """
         if scale is None:
-            curvature = g.abs().amax(-1, keepdim=True)
-            scale = scale_of_terms(curvature, x, g.abs())
+            size = or_one(x.abs().amax(-1, keepdim=True))
+            scale = scale_of_terms(g.abs().amax(-1, keepdim=True) / size, x, g.abs())
         return self.face_of_hull(self._nearest(x)._replace(x=x, gradient=g, scale=scale))
 
     def hull_faces(self) -> Callable[[Descent], Face]:
