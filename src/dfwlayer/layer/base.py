@@ -157,7 +157,10 @@ def projects(own: dict[str, Any]) -> bool:
     """Whether a layer with these settings only projects where there is no P."""
     method = own["method"]
     named = isinstance(method, str) and method in ("auto", "projected-newton")
-    return bool(named and own["differentiate"] != "unroll" and own["max_steps"] > 0)
+    if not named or own["differentiate"] == "unroll":
+        return False
+    steps: int = own["max_steps"]
+    return steps > 0
 
 
 def real(layer: Any) -> Any:

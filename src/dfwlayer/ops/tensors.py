@@ -120,7 +120,8 @@ def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
 
     What an object has cached is not copied.
     """
-    if type(node) in PLAIN:  # a compiler may follow numbers, and has no attributes of theirs
+    # a compiler may follow numbers, and has neither attributes nor, before PyTorch 2.7, sets of types
+    if node is None or isinstance(node, (float, int, str)):
         return node
     if isinstance(node, Tensor):
         return next(tensors) if node.layout == torch.strided else node
