@@ -120,7 +120,7 @@ def filled(node: Any, tensors: Iterator[Tensor]) -> Any:
 
     What an object has cached is not copied.
     """
-    # a compiler may follow numbers, and has neither attributes nor, before PyTorch 2.7, sets of types
+    # compilers follow numbers, which have no attributes; that of PyTorch 2.6 knows no set of types
     if node is None or isinstance(node, (float, int, str)):
         return node
     if isinstance(node, Tensor):
