@@ -7,7 +7,8 @@ a sparse matrix that is multiplied with the vector of terms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,11 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfwlayer.ops.rows import on_host
+from dfwlayer.ops.tracing import real_tensors
 
-__all__ = ["ONE", "Array", "Arrays", "Group", "Table", "Terms", "by_rows"]
+__all__ = ["ONE", "Array", "Arrays", "Group", "Table", "Terms", "by_rows", "lasting"]
 
 ONE = 0  # the term that is always 1
 Integers = NDArray[np.int64]
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Where tensors are made that are kept for other calls than one in a transform or inference."""
+    with real_tensors(), torch.inference_mode(False):
+        yield
 
 
 class Table(NamedTuple):
@@ -153,11 +162,16 @@ class _Sparse:
         """The same as a tensor."""
         if device not in self._placed:
             coo = self.matrix.tocoo()
-            places = torch.as_tensor(np.stack((coo.row, coo.col)).astype(np.int64))
-            values = torch.as_tensor(coo.data)
+            places = np.stack((coo.row, coo.col)).astype(np.int64)
             shape = self.matrix.shape
-            made = torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
-            self._placed[device] = made.to(device).coalesce()
+            with lasting():
+                made = torch.sparse_coo_tensor(
+                    torch.from_numpy(places),
+                    torch.from_numpy(coo.data),
+                    shape,
+                    check_invariants=False,
+                )
+                self._placed[device] = made.to(device).coalesce()
         return self._placed[device]
 
     def times(self, values: Tensor) -> Tensor:  # (..., k) -> (..., m)
@@ -245,7 +259,8 @@ class Arrays:
             for name, array in self.arrays.items():
                 if not self.uses[name]:
                     flat = np.bincount(array.table.row, array.table.value, array.size).astype(float)
-                    found[name] = torch.from_numpy(flat).reshape(array.shape).to(device)
+                    with lasting():
+                        found[name] = torch.from_numpy(flat).reshape(array.shape).to(device)
             self._constants[device] = found
         return self._constants[device]
 
@@ -317,10 +332,11 @@ class Arrays:
         products.sort(key=lambda i: depth[first[-1] + i])
         number[[first[-1] + i for i in products]] = np.arange(size, size + len(products))
         layers = np.cumsum(np.bincount([depth[first[-1] + i] for i in products])[1:])
-        left, right = (
-            torch.as_tensor([int(number[side[i]]) for i in products], dtype=torch.int64)
-            for side in (terms.left, terms.right)
-        )
+        with lasting():
+            left, right = (
+                torch.from_numpy(np.array([number[side[i]] for i in products], np.int64))
+                for side in (terms.left, terms.right)
+            )
         matrix = self._stacked(names, number, size + len(products))
         ends = [int(end) for end in layers]
         shapes = [self.arrays[name].shape for name in names]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import cvxpy as cp
@@ -140,22 +142,26 @@ class CvxpyLayer(Layer):
             )
             return found
         given = _settings(self.solver_args | (solver_args or {}))
-        if self._single is not None and self._single.takes(params, self._shapes) and self._plain:
+        if self._single is not None and self._single.takes(params, self._shapes):
             tol, most = (given.get(name, getattr(self, name)) for name in ("tol", "max_steps"))
-            answer = answered(
-                self._single, params, tol, most, lambda again: self._answer(again, given)
-            )
+            answer = None
+            if self._is_plain(tol, most):
+                answer = answered(
+                    self._single, params, tol, most, lambda again: self._answer(again, given)
+                )
             if answer is not None:
                 return answer
         return self._answer(params, given)
 
-    @property
-    def _plain(self) -> bool:
-        """Whether any way to the solution will do."""
+    def _is_plain(self, tol: Any, most: Any) -> bool:
+        """Whether any way to the solution will do, and the settings are numbers that make sense."""
         return (
             self.method == "auto"
             and self.differentiate in ("auto", "implicit")
-            and self.max_steps > 0
+            and type(tol) is float
+            and 0 <= tol < math.inf
+            and type(most) is int
+            and most > 0
             and self.step_size is None
             and self.temperature is None
             and self.on_infeasible == "nan"
@@ -207,9 +213,11 @@ class CvxpyLayer(Layer):
         posed = model.on_pieces(at)
         if posed is not None:
             objective, constraint, back = model.form.posed(posed.objective, posed.at)
-            solution = solve(objective, constraint)
-            if _is_sound(solution) and posed.hold(solution.x):
-                return model, at, solution, back(solution.x)
+            # pieces may hold no point where digits are lost as f is nearly linear
+            with suppress(ValueError):
+                solution = solve(objective, constraint)
+                if _is_sound(solution) and posed.hold(solution.x):
+                    return model, at, solution, back(solution.x)
         if model.lifted is not None:
             model = model.lifted
             at = model.arrays.at(flat, batched)
@@ -226,16 +234,13 @@ class CvxpyLayer(Layer):
 
     def _with(self, more: dict[str, Any]) -> Any:
         """The solve of the layer with other settings."""
-        kept = {name: getattr(self, name) for name in more}
+        return self._changed(**more)._solved if more else self._solved
 
-        def solve(objective: Any, constraint: Any) -> Solution:
-            vars(self).update(more)
-            try:
-                return self._solved(objective, constraint)
-            finally:
-                vars(self).update(kept)
-
-        return solve if more else self._solved
+    def _changed(self, **more: Any) -> CvxpyLayer:
+        """The layer with other settings, which may be in use by other threads meanwhile."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), **more)
+        return other
 
     def _judge(self, solution: Solution) -> None:
         """Raise for problems without a solution, if that is asked for, and warn of others."""
@@ -249,11 +254,7 @@ class CvxpyLayer(Layer):
         if lost:
             told = "; ".join(f"{status}: {status.message}" for status in lost)
             raise _error()(f"problems were not solved ({told})", solution)
-        self.on_failure = "warn"
-        try:
-            self._check(solution)
-        finally:
-            self.on_failure = "raise"
+        self._changed(on_failure="warn")._check(solution)
 
 
 def _is_sound(solution: Solution) -> bool:

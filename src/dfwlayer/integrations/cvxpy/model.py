@@ -13,7 +13,15 @@ import scipy.sparse as sp  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from dfwlayer.integrations.cvxpy.affine import ONE, Array, Arrays, Integers, Table, by_rows
+from dfwlayer.integrations.cvxpy.affine import (
+    ONE,
+    Array,
+    Arrays,
+    Integers,
+    Table,
+    by_rows,
+    lasting,
+)
 from dfwlayer.integrations.cvxpy.kinks import Kinks, bent
 from dfwlayer.integrations.cvxpy.pieces import Pieces, Posed
 from dfwlayer.integrations.cvxpy.program import Program, matching, program_of
@@ -90,7 +98,8 @@ class Model:
         """P where no parameter has a part in it: None for a multiple of I, and what f is over."""
         device = at["q"].device
         if device not in self._steady:
-            whole = self._matrix(at)
+            with lasting():
+                whole = self._matrix(at)
             # multipliers are those of f, and not of a multiple of it
             held = self.form.region.held
             self._steady[device] = (whole, 1.0) if held else _simplest(whole)
@@ -110,7 +119,9 @@ class Model:
                 cross = at["Pyz"] @ K
                 part = part + cross + cross.mT
             P = part if P is None else P + part
-        return at["q"].new_zeros(self.n, self.n) if P is None else P
+        if P is None:
+            P = torch.zeros(self.n, self.n, dtype=torch.float64, device=at["q"].device)
+        return P
 
     def variables(
         self, at: dict[str, Tensor], y: Tensor, prices: Callable[[], dict[str, Tensor]]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
 from dfwlayer.differentiate.transforms import any_in_transform
+from dfwlayer.integrations.cvxpy.pullback import pulled
 from dfwlayer.integrations.cvxpy.single import Found, Single
 
 __all__ = ["answered"]
@@ -25,6 +26,8 @@ def answered(
     ``again`` is what does, for derivatives of gradients.
     """
     asked = torch.is_grad_enabled() and any(value.requires_grad for value in params)
+    if asked and any(value.is_inference() for value in params):
+        return None  # which are not to be saved for a backward pass
     found = single.found(params, tol, most, asked)
     if found is None:
         return None
@@ -48,14 +51,18 @@ class _Node(_SingleLevelFunction):
         ctx.single, ctx.found, ctx.again = single, found, again
         ctx.save_for_backward(*params)
         ctx.set_materialize_grads(False)
-        return single.variables(found, params[0].dtype)
+        outputs = single.variables(found, params[0].dtype)
+        if any(single.fixed):
+            fixed = [o for o, is_so in zip(outputs, single.fixed, strict=True) if is_so]
+            ctx.mark_non_differentiable(*fixed)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         params = ctx.saved_tensors
         gradients = None
         if not torch.is_grad_enabled() and not any_in_transform(*arriving):
-            gradients = ctx.single.gradients(ctx.found, arriving, params)
+            gradients = pulled(ctx.single, ctx.found, arriving, params)
         if gradients is None:
             gradients = _by_tensors(ctx.again, params, ctx.needs_input_grad[3:], arriving)
         return None, None, None, *gradients
@@ -72,7 +79,8 @@ def _by_tensors(
         # a parameter may be made of another one: what flows into a view stays out of that
         views = [p.view_as(p) for p in params]
         outputs = again(views)
-    pairs = [(o, v) for o, v in zip(outputs, arriving, strict=True) if v is not None]
+    both = zip(outputs, arriving, strict=True)
+    pairs = [(o, v) for o, v in both if v is not None and o.requires_grad]
     wanted = [i for i, want in enumerate(asked) if want]
     out: list[Tensor | None] = [None] * len(params)
     if not pairs or not wanted:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfwlayer.engines import compiled
+from dfwlayer.engines.compiled.arrays import times
 from dfwlayer.integrations.cvxpy.sets import Region, Values
 from dfwlayer.objectives import Quadratic
 from dfwlayer.objectives.base import Objective
@@ -26,6 +27,7 @@ from dfwlayer.objectives.base import Objective
 __all__ = ["Pieces", "Posed", "Where"]
 
 Numbers = NDArray[Any]
+WITHIN = 1e-7  # of the terms of a slope or of a row, what may be rounding
 
 
 class Posed(NamedTuple):
@@ -125,10 +127,11 @@ class Pieces:
         if found is None:
             return None
         passed = (np.argsort(order, -1) < found.below[..., None]).astype(np.float64)
-        return Where(passed, self._ends(found.given, order, found.below), found.hold)
+        ends, between = self._ends(found.given, order, found.below)
+        return Where(passed, ends, lambda x: _is_optimal(found, between, x) and found.hold(x))
 
-    def _ends(self, given: Any, order: Numbers, below: Numbers) -> Numbers:
-        """Where the lower and the upper end of each piece are in the pool, (B, 2n)."""
+    def _ends(self, given: Any, order: Numbers, below: Numbers) -> tuple[Numbers, Numbers]:
+        """Where the lower and the upper end of each piece are in the pool, (B, 2n), and they."""
         n, depth = self.present.shape
         # the places of each coordinate between two ends that no bound is beyond, and their numbers
         places = np.empty((len(given.places), n, depth + 2))
@@ -136,13 +139,16 @@ class Pieces:
         kinks = np.zeros((len(order), n, depth + 2), np.int64)
         kinks[..., 1:-1] = order + np.arange(0, n * depth, depth)[:, None]
         found, own = np.empty((len(below), 2 * n), np.int64), np.arange(n * depth, (depth + 2) * n)
+        between = np.empty(found.shape)
         for at, number, bound, sign in (
             (slice(0, n), below, given.lower, 1),
             (slice(n, 2 * n), below + 1, given.upper, -1),
         ):
-            within = sign * _picked(places, number) > sign * bound
+            kink = _picked(places, number)
+            within = sign * kink > sign * bound
             found[:, at] = np.where(within, _picked(kinks, number), own[at])
-        return found
+            between[:, at] = np.where(within, kink, bound)
+        return found, between
 
     def _pool(
         self, place: Tensor, lower: Tensor | None, upper: Tensor | None, lead: tuple[int, ...]
@@ -170,6 +176,51 @@ def _turned(
         torch.cat((G[..., :count, :] + steeper, flat[0]), -2),
         torch.cat((h[..., :count] + further, flat[1]), -1),
     )
+
+
+def _is_optimal(found: Any, between: Numbers, x: Numbers) -> bool:  # (B, 2n), (B, n)
+    """Whether the prices of the rows are those of points x on their pieces, up to rounding.
+
+    What holds x at a kink is told by prices. They are found by steps that lose digits where f is
+    nearly linear. They prove x if it has no slope but at an end of its piece, with the sign that
+    holds it there, and if rows with a price are met. A slope is within rounding if it is at most
+    1e-7 of the largest of its terms.
+    """
+    if not found.prices.shape[1]:
+        return True  # without rows there are none
+    given, below = found.given, found.below
+    k = given.E.shape[1]
+    with np.errstate(all="ignore"):
+        curved = times(given.P, x) if given.P.shape[1] else x
+        passed = np.arange(given.places.shape[-1]) < below[..., None]
+        costs = np.where(passed, given.costs, 0.0).sum(-1)
+        g = curved + given.q + costs
+        size = np.abs(curved) + np.abs(given.q) + np.abs(costs)
+        parts = [(given.E, found.prices[:, :k])] if k else []
+        price, room, steepest = found.prices[:, k:], 0.0, 0.0
+        if price.shape[1]:
+            G, h = given.G, given.h
+            if count := given.jumps.shape[1]:
+                rises = np.where(passed[:, None], given.jumps, 0.0)
+                place = np.where(passed, given.places, 0.0)[:, None]
+                lead = np.broadcast_shapes(G.shape[:1], rises.shape[:1], h.shape[:1])
+                G, h = (np.broadcast_to(t, (*lead, *t.shape[1:])).copy() for t in (G, h))
+                G[:, :count] += rises.sum(-1)
+                h[:, :count] += (rises * place).sum((-2, -1))
+            parts.append((G, price))
+            room = h - times(G, x) - WITHIN * (np.abs(h) + times(np.abs(G), np.abs(x)))
+            steepest = np.abs(G).max(-1)
+        for rows, own in parts:
+            moved = times(np.swapaxes(rows, -2, -1), own)
+            g, size = g + moved, size + np.abs(moved)
+        most = WITHIN * size.max(-1, keepdims=True)
+        low, high = np.split(between, 2, -1)
+        wrong = ((g > most) & (x > low)) | ((g < -most) & (x < high))
+        if price.shape[1]:
+            push = price * steepest
+            loose = (push < -most) | ((push > most) & (room > 0))
+            return not (wrong.any() or loose.any())
+    return not wrong.any()
 
 
 def _array(value: Tensor | None, shape: tuple[int, ...]) -> Numbers:

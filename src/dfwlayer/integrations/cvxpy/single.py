@@ -1,22 +1,26 @@
-"""One problem without a batch, from parameters to variables and from gradients to gradients.
+"""One problem without a batch, from parameters to variables.
 
 A call of a small problem takes less arithmetic than tensor operations to write the problem down.
-Here that is done in NumPy, forwards and backwards, around calls of compiled code. The answer is
-that of the tensor operations of `Model`, to which everything else is left: batches, other devices,
-transforms, second derivatives, dual variables, some of the sets, and what compiled code leaves.
+Here that is done in NumPy around calls of compiled code, and likewise backwards by `pullback`. The
+answer is that of the tensor operations of `Model`, to which everything else is left: batches, other
+devices, transforms, second derivatives, dual variables, some of the sets, and what compiled code
+leaves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from contextlib import ExitStack
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
 
 from dfwlayer.constraints import LpBall, Polyhedron
@@ -27,7 +31,7 @@ from dfwlayer.integrations.cvxpy.affine import Group
 from dfwlayer.integrations.cvxpy.model import LARGE, Model, Output
 from dfwlayer.integrations.cvxpy.pieces import Where
 
-__all__ = ["Found", "Single", "single_of"]
+__all__ = ["BOUNDS", "SIDES", "Found", "Named", "Numbers", "Single", "single_of"]
 
 Numbers = NDArray[Any]
 Named = dict[str, Numbers]
@@ -36,6 +40,8 @@ DTYPES = torch.float64, torch.float32
 ONES = np.ones(1)
 SIDES = "A", "b", "G", "h"
 BOUNDS = "lower", "upper"
+# whether what autograd saves may be handed to functions, where PyTorch tells
+HOOKS_GO = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True)
 
 
 class Link(NamedTuple):
@@ -50,7 +56,7 @@ class Link(NamedTuple):
 class Made(NamedTuple):
     """How a set comes from the arrays of a problem, for all problems with these shapes."""
 
-    shapes: tuple[Any, ...]  # of its tensors
+    shapes: tuple[Any, ...] | None  # of its tensors; None where they are more than such entries
     asked: tuple[bool, ...]  # which of them vary
     links: tuple[Link, ...]
 
@@ -96,12 +102,15 @@ class Single:
         self.P: Tensor | None = None
         self.scale = 1.0  # of f, where P does not vary
         if not model.varies:
-            blank = {"q": torch.zeros(model.n, dtype=torch.float64)}
+            # the device that tensors are made on by default may be another one
+            blank = {"q": torch.zeros(model.n, dtype=torch.float64, device="cpu")}
             self.P, self.scale = model.steady(blank | constants)
 
     def takes(self, params: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether these are parameters of one problem, with numbers that may be looked at."""
-        if torch._C._are_functorch_transforms_active() or len(params) != len(shapes):
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return False  # in forward mode they may have tangents
+        if len(params) != len(shapes):
             return False
         for value, shape in zip(params, shapes, strict=True):
             if type(value) not in KINDS or value.shape != shape or value.dtype not in DTYPES:
@@ -117,6 +126,12 @@ class Single:
         engine = compiled.for_one()
         if engine is None:
             return None
+        with np.errstate(all="ignore"):  # what is beyond the range of numbers is for others
+            return self._found(engine, params, tol, most, asked)
+
+    def _found(
+        self, engine: Any, params: Sequence[Tensor], tol: float, most: int, asked: bool
+    ) -> Found | None:
         terms, at = self._arrays(params)
         P, q = self._objective(at)
         now, where = {name: from_numpy(at[name]) for name in self.of_set}, None
@@ -191,29 +206,6 @@ class Single:
         y: Numbers = turned.inverse @ (u if c is None else u - c)
         return y
 
-    def _of_ellipsoid(self, found: Found, v: Numbers, out: Named) -> Numbers | None:
-        """The gradient in q, and those in W, c and ρ, of ∇f + μ Wᵀ(W y + c) = 0 on the sphere."""
-        turned, part = found.turned, self.turned
-        assert turned is not None and part is not None  # noqa: PT018
-        rho, u = found.at[f"{part.name}.radius"], found.alone.x
-        of_set = found.alone.gradients((False, False, True), turned.inverse.T @ v)
-        if of_set is None:
-            return None
-        moved, *_, of_radius = of_set
-        w: Numbers = turned.inverse @ moved
-        if f"{part.name}.radius" in out:
-            out[f"{part.name}.radius"] += of_radius.item()
-        held = found.alone.multiplier > 0
-        mu = -(u @ (turned.P @ u + turned.q)) / (u @ u) if held else 0.0
-        of_c = mu * moved - of_radius.item() / rho.item() * u
-        if f"{part.name}.c" in out:
-            out[f"{part.name}.c"] += of_c
-        if f"{part.name}.W" in out:
-            of_W = out[f"{part.name}.W"]
-            of_W += of_c[:, None] * found.y
-            of_W += (mu * u)[:, None] * w
-        return w
-
     def _arrays(self, params: Sequence[Tensor]) -> tuple[Numbers, Named]:
         """The terms, and the arrays as multiples of them."""
         group = self.group
@@ -274,11 +266,23 @@ class Single:
         """Whether it is known how gradients in the tensors of the set are some in the arrays."""
         shapes = tuple([None if t is None else t.shape for t in alone.tensors])
         if self.made is None:
-            own = {name: value.clone().requires_grad_() for name, value in now.items()}
-            with torch.enable_grad():
-                tensors = engine.tensors_of(P, q, self._body(own))
-            self.made = _made(shapes, tensors, own)
+            with ExitStack() as left:
+                left.enter_context(torch.enable_grad())
+                if HOOKS_GO():
+                    # those of the caller are for the tensors of the caller: a checkpoint counts
+                    left.enter_context(saved_tensors_hooks(_itself, _itself))
+                own = {name: value.clone().requires_grad_() for name, value in now.items()}
+                self.made = _made(shapes, engine.tensors_of(P, q, self._body(own)), own)
         return self.made.shapes == shapes
+
+    @cached_property
+    def fixed(self) -> list[bool]:
+        """Which outputs are the same for all parameters."""
+        names = self.group.names
+        return [
+            each.places is None and not each.moves and f"{each.name}.k" not in names
+            for each in self.outputs
+        ]
 
     def variables(self, found: Found, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """See `Model.variables`, in memory of their own."""
@@ -293,143 +297,6 @@ class Single:
                 value = found.y[each.places.numpy()]
             outputs.append(from_numpy(value.reshape(each.shape)).to(dtype))
         return tuple(outputs)
-
-    def gradients(
-        self, found: Found, arriving: Sequence[Tensor | None], params: Sequence[Tensor]
-    ) -> list[Tensor | None] | None:
-        """Those in the parameters from some in the variables, None where tensors know."""
-        at, y = found.at, found.y
-        flat = np.zeros(self.size)
-        out = {name: flat[first:end].reshape(shape) for name, shape, first, end in self.parts}
-        v = self._of_variables(found, arriving, out)
-        w = self._of_slopes(found, v, out)
-        if w is None:
-            return None
-        if self.scale != 1:
-            w = w / self.scale
-        self._of_objective(at, y, w, out)
-        group = self.group
-        terms = group.matrix.transposed.matrix @ flat
-        known = len(found.terms) - len(group.left)
-        for first, end in reversed(list(pairwise((0, *group.levels)))):
-            left, right = (side[first:end].numpy() for side in (group.left, group.right))
-            own = terms[known + first : known + end]
-            np.add.at(terms, left, own * found.terms[right])
-            np.add.at(terms, right, own * found.terms[left])
-        gradients: list[Tensor | None] = [None] * len(params)
-        first = int(group.one)
-        for i in group.parameters:
-            like = params[i]
-            end = first + like.numel()
-            part = from_numpy(terms[first:end].copy()).reshape(like.shape)
-            gradients[i] = part if like.dtype == torch.float64 else part.to(like.dtype)
-            first = end
-        return gradients
-
-    def _of_slopes(self, found: Found, v: Numbers, out: Named) -> Numbers | None:
-        """The gradient in the q that was solved for, and those in the arrays of the set."""
-        if self.turned is not None:
-            return self._of_ellipsoid(found, v, out)
-        asked = self.made.asked if self.varies and self.made is not None else self._nothing
-        of_set = found.alone.gradients(asked, v)
-        if of_set is None:
-            return None
-        w: Numbers = of_set[0]
-        if self.varies:
-            self._of_set(found, w, of_set[1:], out)
-        return w
-
-    @property
-    def _nothing(self) -> tuple[bool, ...]:
-        """What is asked for of a set that does not vary."""
-        return (False,) * len(self.layout.tensors[2:])
-
-    def _of_variables(self, found: Found, arriving: Sequence[Tensor | None], out: Named) -> Numbers:
-        """The gradient in y."""
-        total = np.zeros(len(found.y))
-        for each, gradient in zip(self.outputs, arriving, strict=True):
-            if gradient is None:
-                continue
-            v = gradient.detach().numpy().reshape(-1)
-            if each.places is None:
-                if f"{each.name}.k" in out:
-                    out[f"{each.name}.k"] += v
-                if each.moves:
-                    total += v @ found.at[f"{each.name}.K"]
-                    if f"{each.name}.K" in out:
-                        out[f"{each.name}.K"] += v[:, None] * found.y
-            elif isinstance(each.places, slice):
-                total[each.places] += v
-            else:
-                np.add.at(total, each.places.numpy(), v)
-        return total
-
-    def _of_set(self, found: Found, w: Numbers, rest: Sequence[Numbers | None], out: Named) -> None:
-        """Gradients in the arrays of the set, and in those of kinks."""
-        assert self.made is not None
-        at, where, n = found.at, found.where, len(w)
-        own: Named = out if where is None else {}
-        for link in self.made.links:
-            gradient, name = rest[link.tensor], link.name
-            if where is None and name not in out:
-                continue
-            assert gradient is not None
-            if name not in own:
-                own[name] = np.zeros(n if name in BOUNDS else at[name].shape)
-            if link.places is None:
-                own[name] += gradient.reshape(own[name].shape)
-            else:
-                own[name].reshape(-1)[link.places] += gradient.reshape(-1)[link.entries]
-        if where is None:
-            return
-        place, passed = at["kink.place"], where.passed[0]
-        of_place, jump = np.zeros(place.shape), at.get("kink.jump")
-        if jump is not None:
-            of_row, of_side = own["G"][: len(jump), :, None], own["h"][: len(jump), None, None]
-            of_place += (of_side * jump * passed).sum(0)
-            if "kink.jump" in out:
-                out["kink.jump"] += passed * (of_row + of_side * place)
-        ends = np.concatenate((own["lower"], own["upper"]))
-        pool = np.bincount(where.ends[0], ends, place.size + 2 * n)
-        of_place += pool[: place.size].reshape(place.shape)
-        region = self.model.pieces.region if self.model.pieces is not None else None
-        assert region is not None
-        of_bounds = pool[place.size :].reshape(2, n)
-        for name, of_bound, places in zip(
-            BOUNDS, of_bounds, (region.lower, region.upper), strict=True
-        ):
-            if name in out:
-                out[name] += of_bound[places]
-        for name in SIDES:
-            if name in out:
-                out[name] += own[name]
-        if "kink.place" in out:
-            out["kink.place"] += of_place
-        if "kink.cost" in out:
-            out["kink.cost"] += passed * (w / self.scale)[:, None]
-
-    def _of_objective(self, at: Named, y: Numbers, w: Numbers, out: Named) -> None:
-        """Gradients of ⟨w, ∇f(y)⟩, with ∇f = P y + q + Kᵀ(P_z (K y + k) + q_z)."""
-        if "q" in out:
-            out["q"] += w
-        if "P" in out:
-            out["P"] += 0.5 * (w[:, None] * y + y[:, None] * w)
-        K = at.get("K")
-        if K is None:
-            return
-        Kw = K @ w
-        if "qz" in out:
-            out["qz"] += Kw
-        if "k" in out:
-            out["k"] += at["Pz"] * Kw
-        if "K" in out or "Pz" in out:
-            z = K @ y + at["k"]
-            if "Pz" in out:
-                out["Pz"] += Kw * z
-            if "K" in out:
-                of_K = out["K"]
-                np.multiply((at["Pz"] * Kw)[:, None], y, out=of_K)
-                of_K += (at["Pz"] * z + at["qz"])[:, None] * w
 
 
 def single_of(model: Model) -> Single | None:
@@ -454,21 +321,39 @@ def single_of(model: Model) -> Single | None:
 def _made(
     shapes: tuple[Any, ...], tensors: Sequence[Tensor | None], own: dict[str, Tensor]
 ) -> Made:
-    """Each entry of an array is one of a tensor, or none: told by numbers that come back."""
-    links = []
+    """Each entry of an array is one of a tensor, or none: told by numbers that come back.
+
+    Squares come back as well, so that what is more than an entry, as −l or the sum of two, is seen.
+    """
+    links, sound = [], True
     for i, tensor in enumerate(tensors):
         if tensor is None or not tensor.requires_grad:
             continue
-        labels = torch.arange(1.0, tensor.numel() + 1, dtype=tensor.dtype).reshape(tensor.shape)
-        back = torch.autograd.grad(
-            tensor, list(own.values()), labels, allow_unused=True, retain_graph=True
+        size = tensor.numel()
+        labels = torch.arange(1.0, size + 1, dtype=tensor.dtype, device=tensor.device)
+        back, again = (
+            torch.autograd.grad(
+                tensor,
+                list(own.values()),
+                given.reshape(tensor.shape),
+                allow_unused=True,
+                retain_graph=True,
+            )
+            for given in (labels, labels * labels)
         )
-        for name, label in zip(own, back, strict=True):
-            if label is not None:
-                flat = label.reshape(-1).numpy()
-                places = np.flatnonzero(flat)
-                entries = flat[places].astype(np.int64) - 1
-                same = len(places) == len(flat) == tensor.numel() and (entries == places).all()
-                links.append(Link(i, name, None if same else places, entries))
+        for name, label, square in zip(own, back, again, strict=True):
+            if label is None or square is None:
+                continue
+            flat = label.reshape(-1).numpy()
+            sound = sound and bool((square.reshape(-1).numpy() == flat * flat).all())
+            sound = sound and bool((flat >= 0).all() and (flat <= size).all())
+            places = np.flatnonzero(flat)
+            entries = flat[places].astype(np.int64) - 1
+            same = len(places) == len(flat) == size and (entries == places).all()
+            links.append(Link(i, name, None if same else places, entries))
     asked = tuple([t is not None and t.requires_grad for t in tensors])
-    return Made(shapes, asked, tuple(links))
+    return Made(shapes if sound else None, asked, tuple(links))
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
