@@ -190,3 +190,29 @@ def test_a_proof_is_found_from_a_point_that_is_almost_there(layout):
         if empty:
             left = given.gathered(proof.z)
             assert left.abs().max() <= 1e-8 * -(proof.z[:, :2] * program.h).sum()
+
+
+@pytest.mark.parametrize("mode", ["wait", "off"])
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_that_contradict_each_other_beside_ways_without_end(seed, mode):
+    """A sum of rows of which the last one is short by 10⁻⁴ to 0.1, and x may go out for ever.
+
+    Steps do: beside an x of 10⁶ and more the rows seem to be met.
+    """
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(4, 9))
+    m, k = int(rng.integers(2, n)), int(rng.integers(1, 3))
+    G, A, x = (rng.standard_normal(shape) for shape in ((m, n), (k, n), n))
+    h, b = G @ x + 4 * rng.random(m), A @ x
+    above, beside = rng.random(m) * (rng.random(m) < 0.5), rng.standard_normal(k)
+    last, side = above @ G + beside @ A, above @ h + beside @ b + 10 ** rng.uniform(-4, -1)
+    rows = {"G": np.vstack((G, -last)), "h": np.append(h, -side), "A": A, "b": b}
+    R, q = rng.standard_normal((n, n)), rng.standard_normal(n)
+    found, body = solved_over(rows, R @ R.T / n + 0.1 * np.eye(n), q, mode)
+    assert int(found.status) == Status.INFEASIBLE
+    proof = found.proof
+    left = body.G.mT @ proof["h"] + body.A.mT @ proof["b"]
+    reach = proof["h"] @ body.h + proof["b"] @ body.b
+    assert proof["h"].min() >= 0
+    assert reach < 0
+    assert left.abs().max() <= 1e-6 * -reach

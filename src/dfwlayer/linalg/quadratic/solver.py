@@ -353,7 +353,8 @@ def _somewhere(program: Program | Thin, answer: Answer) -> Answer:
     x = torch.where(better.unsqueeze(-1), found.x, near)
     scaled, units = in_units(part)
     feasible = found.exact | _meets(scaled, x / units.x)
-    if bool((asked := ~found.empty & ~feasible).any()):
+    # also of those that seem to be met: they may be so only beside an x that is far out
+    if bool((asked := ~(found.empty | found.exact)).any()):
         proof = contradiction(scaled, x / units.x, asked, _ended)
         mask = proof.found.unsqueeze(-1)
         found = found._replace(
