@@ -1,4 +1,4 @@
-"""Products with matrices, dense and sparse, and Cholesky factors, on each kind of device."""
+"""Products with matrices, dense and sparse, and their factors, on each kind of device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from dfwlayer.ops.rows import common_shape
+
 __all__ = [
     "begins",
     "by_scipy",
@@ -15,10 +17,18 @@ __all__ = [
     "csr",
     "csr_product",
     "has_scipy",
+    "lu_factor",
+    "lu_inverse",
+    "lu_solved",
     "raised_cholesky",
     "substitute",
     "times",
 ]
+
+# Rows of matrices up to which a batch goes to LAPACK in one call on the CPU. PyTorch hands the
+# matrices of a batch to its threads, and from these MKL's LU factorisation of one with about 150
+# rows or more returns wrong pivots, or never (pytorch/pytorch#142815 and #141358).
+TOGETHER = 64
 
 
 def times(matrix: Tensor, x: Tensor) -> Tensor:  # (..., m, n), (..., n) -> (..., m)
@@ -34,6 +44,55 @@ def cholesky_factor(matrix: Tensor) -> Tensor | None:  # (..., n, n)
     else:
         factor, info = torch.linalg.cholesky_ex(matrix)
     return None if bool(info.any()) else factor
+
+
+def lu_factor(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (B, n, n) -> (B, n, n), (B, n)
+    """LU factors and pivots, right on the CPU whatever the number of threads, see `TOGETHER`."""
+    if not _apart(matrix):
+        factor, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+        return factor, pivots
+    parts = [torch.linalg.lu_factor_ex(one) for one in matrix]
+    return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
+
+
+def lu_solved(matrix: Tensor, right: Tensor, *, sound: bool = True) -> Tensor:
+    """M⁻¹ V for matrices (..., n, n) and (..., n, m), likewise; differentiable.
+
+    Raises where an M is singular, unless it need not be ``sound``.
+    """
+    n, lead = matrix.shape[-1], common_shape(matrix.shape[:-2], right.shape[:-2])
+    right = right.expand(*lead, *right.shape[-2:])
+    if matrix.numel() == n * n and right.dim() > 2:  # one, which would be factorised each time
+        columns = right.movedim(-2, 0)
+        flat = columns.flatten(1)
+        found = _solved(matrix.reshape(n, n), flat, sound)
+        return found.reshape(columns.shape).movedim(0, -2)
+    if not _apart(matrix):
+        return _solved(matrix, right, sound)
+    matrix = matrix.expand(*lead, n, n)
+    pairs = zip(matrix.flatten(0, -3), right.flatten(0, -3), strict=True)
+    each = [_solved(*pair, sound) for pair in pairs]
+    return torch.stack(each).reshape(right.shape)
+
+
+def lu_inverse(matrix: Tensor, *, sound: bool = True) -> Tensor:  # (..., n, n)
+    """M⁻¹, likewise."""
+    if not _apart(matrix):
+        found: Tensor = torch.linalg.inv_ex(matrix, check_errors=sound).inverse
+        return found
+    each = [lu_inverse(one, sound=sound) for one in matrix.flatten(0, -3)]
+    return torch.stack(each).reshape(matrix.shape)
+
+
+def _solved(matrix: Tensor, right: Tensor, sound: bool) -> Tensor:
+    found: Tensor = torch.linalg.solve_ex(matrix, right, check_errors=sound).result
+    return found
+
+
+def _apart(matrix: Tensor) -> bool:
+    """Whether several matrices have to be factorised one by one."""
+    several = matrix.numel() > matrix.shape[-1] ** 2
+    return several and matrix.shape[-1] > TOGETHER and matrix.device.type == "cpu"
 
 
 def raised_cholesky(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dfwlayer.ops.matrices import lu_solved
+
 __all__ = [
     "Factors",
     "completed",
@@ -102,7 +104,7 @@ def completed(values: Tensor, along: Tensor, across: Tensor) -> Tensor:
     """
     near = torch.linalg.matrix_norm(along) < 0.5 * values.amin(-1)
     moved = torch.where(near[..., None, None], along, 0) + torch.diag_embed(values)
-    return torch.where(near[..., None, None], torch.linalg.solve_ex(moved, across)[0], 0)
+    return torch.where(near[..., None, None], lu_solved(moved, across, sound=False), 0)
 
 
 def divided_differences(

@@ -12,7 +12,7 @@ from torch import Tensor
 from dfwlayer.constraints.base import Face
 from dfwlayer.constraints.composed.seen import Seen
 from dfwlayer.linalg.quadratic import Program, unopened
-from dfwlayer.ops.matrices import times
+from dfwlayer.ops.matrices import lu_inverse, lu_solved, times
 from dfwlayer.ops.rows import or_one
 from dfwlayer.ops.scale import Scale
 
@@ -179,7 +179,7 @@ class Members:
             leaned = inverse.unsqueeze(-1) * V
             eye = torch.eye(V.shape[-1], dtype=V.dtype, device=V.device)
             first = inverse * slope
-            share = torch.linalg.solve(eye + V.mT @ leaned, times(V.mT, first).unsqueeze(-1))
+            share = lu_solved(eye + V.mT @ leaned, times(V.mT, first).unsqueeze(-1))
             found: Tensor = (leaned @ share).squeeze(-1) - first
             return found
         H = torch.baddbmm(self.program.P.expand(len(slope), -1, -1), V, V.mT)
@@ -286,7 +286,7 @@ def bend_of(face: Face) -> Bend:
     R = face.restrict(eye).movedim(0, -1)
     C = face.curvature(eye).movedim(0, -1) if face.bends else torch.zeros_like(R)
     full = R @ (0.5 * (C + C.mT)) @ R + torch.eye(n, dtype=x.dtype, device=x.device)
-    K = R @ torch.linalg.inv(full) @ R
+    K = R @ lu_inverse(full) @ R
     return Bend(torch.ones_like(x), _halved(N @ K, N).mT, -K)
 
 

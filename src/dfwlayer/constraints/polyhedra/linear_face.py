@@ -14,6 +14,7 @@ from dfwlayer.constraints.face import Face
 from dfwlayer.linalg.face_system import FaceSystem
 from dfwlayer.linalg.quadratic import Answer, Saddle, Thin, ThinFace
 from dfwlayer.linalg.sparse import SparseMatrix, tracked_entries
+from dfwlayer.ops.matrices import lu_solved
 from dfwlayer.ops.rows import column, or_one
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class LinearFace(Face):
         lead = (N @ inside.unsqueeze(-1)).squeeze(-1) - rest
         if n == 0:
             return inside + pinned
-        force = torch.linalg.solve(cross, lead.unsqueeze(-1))
+        force = lu_solved(cross, lead.unsqueeze(-1))
         found: Tensor = inside - (N.mT @ force).squeeze(-1) + pinned
         return found
 

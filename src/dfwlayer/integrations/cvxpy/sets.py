@@ -28,6 +28,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 from dfwlayer.objectives import Quadratic
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.matrices import lu_inverse
 
 __all__ = ["Form", "Part", "Region", "form_of"]
 
@@ -255,7 +256,7 @@ def _turned(part: Part, objective: Objective, at: Values) -> Posed:
     n = W.shape[-1]
     square = W.shape[-2] == n
     if square:
-        inverse = torch.linalg.inv_ex(W).inverse
+        inverse = lu_inverse(W, sound=False)
     else:
         Q, R = torch.linalg.qr(W)
         eye = torch.eye(n, dtype=W.dtype, device=W.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.hull.points import Hull, Mixture
+from dfwlayer.ops.matrices import lu_solved
 from dfwlayer.ops.rows import dot, or_one, where_rows
 from dfwlayer.ops.scale import ROUNDING, Scale
 
@@ -152,7 +153,7 @@ def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -
     sure = sizes > rounding * sizes.amax(-1, keepdim=True)
     axes = axes * sure.unsqueeze(-1)
     inner = axes @ hessian @ axes.mT + torch.diag_embed((~sure).to(sizes.dtype))
-    z = -torch.linalg.solve_ex(inner, axes @ slope.unsqueeze(-1)).result
+    z = -lu_solved(inner, axes @ slope.unsqueeze(-1), sound=False)
     change = (mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))).squeeze(-1)
     step = (change.unsqueeze(-2) @ places).squeeze(-2)
     sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)

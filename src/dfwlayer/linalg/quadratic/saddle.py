@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dfwlayer.linalg.quadratic.program import times
+from dfwlayer.ops.matrices import lu_factor
 
 __all__ = ["Saddle"]
 
@@ -66,8 +67,8 @@ class Saddle:
         unit = _unit(matrix, torch.cat((1 / size.expand(-1, n), size / length), -1))
         matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2)
         ridge = torch.cat((mask, blank.expand(batch, k) - 1), -1) * RIDGE
-        pivoted = torch.linalg.lu_factor_ex(matrix + torch.diag_embed(ridge))
-        return cls(free, kept, matrix, unit, (pivoted[0], pivoted[1]))
+        pivoted = lu_factor(matrix + torch.diag_embed(ridge))
+        return cls(free, kept, matrix, unit, pivoted)
 
     def solve(self, v: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """u, zero where it is not free, and ν with H u + Nᵀν = v on the free ones and N u = c."""
