@@ -256,3 +256,25 @@ def test_many_columns_are_a_matter_of_a_working_set():
         other = dfw.solve(dfw.LeastSquares(A, leaf), dfw.Box(lower=0.0), tol=1e-12)
     (expected,) = torch.autograd.grad(other.x.square().sum(), leaf)
     torch.testing.assert_close(grad, expected, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 90])
+@pytest.mark.parametrize("sort", [dfw.Box, dfw.Polyhedron])
+@pytest.mark.parametrize(("name", "wrong"), [("lower", INF), ("upper", -INF), ("h", -INF)])
+def test_a_side_that_is_infinite_where_no_point_is(name, wrong, sort, n, engine):
+    """It is an error where all problems share it, and otherwise the affair of its problem."""
+    rows = {"G": torch.ones(1, n, dtype=F64), "h": torch.ones(1, dtype=F64)}
+    given = rows if sort is dfw.Polyhedron else {}
+    if name == "h" and not given:
+        return
+    q = torch.linspace(-1, 1, n, dtype=F64)
+    sides = torch.ones(len(given["h"]) if name == "h" else n, dtype=F64) * (-wrong)
+    for objective in (dfw.Quadratic(None, q), dfw.Quadratic(torch.diag(2 + q), q)):
+        for side in (wrong, sides.index_fill(0, torch.tensor([0]), wrong)):
+            with pytest.raises(ValueError, match=f"{name}: expected numbers .* no point meets"):
+                dfw.solve(objective, sort(**(given | {name: side})))
+        free = dfw.solve(objective, sort(**(given | {name: sides})))
+        some = torch.stack((sides, side, sides))
+        sol = dfw.solve(objective, sort(**(given | {name: some})))
+        assert sol.status.tolist() == [0, dfw.Status.INFEASIBLE, 0]
+        torch.testing.assert_close(sol.x[::2], free.x.expand(2, n))

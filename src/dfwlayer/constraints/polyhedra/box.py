@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dfwlayer.constraints.base import measured
-from dfwlayer.constraints.parameters import as_entries, entries, fault
+from dfwlayer.constraints.parameters import as_entries, entries, fault, merged
 from dfwlayer.constraints.polyhedra.knapsack import clipped
 from dfwlayer.constraints.polyhedra.polyhedral_face import Facets, PolyhedralFace
 from dfwlayer.constraints.polyhedra.polyhedral_set import PolyhedralSet
+from dfwlayer.constraints.polyhedra.rows import out_of_reach
 from dfwlayer.constraints.region import Flat
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.ops.values import Value, are_numbers, tensor_of
@@ -57,16 +58,18 @@ class Box(PolyhedralSet):
         low, high = self.ends
         if are_numbers(low, high) and low <= high and low < math.inf and high > -math.inf:
             return None
+        beyond = out_of_reach("lower", low, math.inf), out_of_reach("upper", high, -math.inf)
         lower, upper = (torch.as_tensor(end).detach() for end in (low, high))
         room = upper - lower
-        return fault(
-            (~(room >= 0)).any(-1),  # −∞ − (−∞) and ∞ − ∞ are NaN
+        apart = fault(
+            (room < 0).any(-1),
             Status.INFEASIBLE,
             lambda: (
                 "lower: expected numbers below upper, found a bound that is "
                 f"{-float(room.amin()):g} above the upper one"
             ),
         )
+        return merged(*beyond, apart)
 
     def start(self, like: Tensor) -> Tensor:
         """The point next to zero."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dfwlayer.constraints.base import Constraint
 from dfwlayer.constraints.minimum import Minimum
-from dfwlayer.constraints.parameters import entries, matrix
+from dfwlayer.constraints.parameters import entries, matrix, merged
 from dfwlayer.constraints.plain import Plain, PlainFlat, PlainRows
 from dfwlayer.constraints.polyhedra.linear_face import LinearFace, face_of_answer
-from dfwlayer.constraints.polyhedra.rows import check_rows, rows_bound
+from dfwlayer.constraints.polyhedra.rows import check_rows, out_of_reach, rows_bound
 from dfwlayer.constraints.region import Linear
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.quadratic import (
@@ -325,6 +325,11 @@ class Polyhedron(LinearSet):
                 raise ValueError(f"{missing}: expected a tensor to go with {given}, got None")
             if rows is not None:
                 check_rows(left, rows, right, total)
+
+    def check_values(self) -> Tensor | None:
+        """No side that is infinite where no point meets it; others are for the solver to tell."""
+        sides = ("h", self.h, -math.inf), ("lower", self.lower, math.inf)
+        return merged(*(out_of_reach(*side) for side in (*sides, ("upper", self.upper, -math.inf))))
 
     def bind(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Constraint:
         """Rows that have as many entries as the variable."""

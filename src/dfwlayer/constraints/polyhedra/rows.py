@@ -7,9 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from dfwlayer.constraints.parameters import fault
 from dfwlayer.ops.values import Value, shape_of, tensor_of
+from dfwlayer.solution import Status
 
-__all__ = ["check_rows", "rows_bound"]
+__all__ = ["check_rows", "out_of_reach", "rows_bound"]
 
 
 def check_rows(left: str, rows: Tensor, right: str, total: Value) -> None:
@@ -43,3 +45,21 @@ def rows_bound(
         )
     total = tensor_of(total, torch.empty(0, dtype=dtype, device=device))
     return total.expand(rows.shape[-2]) if total.dim() == 0 else total
+
+
+def out_of_reach(name: str, side: Value | None, wrong: float) -> Tensor | None:
+    """Statuses (B,) of the problems with a side that is infinite where no point meets it.
+
+    Such is an upper bound of −∞. Infinity on the other side means that there is none.
+    """
+    if side is None or (not isinstance(side, Tensor) and side != wrong):
+        return None
+    below = "below" if wrong > 0 else "above"
+    return fault(
+        (torch.as_tensor(side).detach() == wrong).any(-1),
+        Status.INFEASIBLE,
+        lambda: (
+            f"{name}: expected numbers {below} {wrong:g}, found {wrong:g}, which no point meets; "
+            f"{-wrong:g} is for no limit at all"
+        ),
+    )
