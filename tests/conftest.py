@@ -27,6 +27,17 @@ def _seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def compiled_code():
+    """Compiled code answers, and is waited for; without any, tests that ask for it are skipped."""
+    from dfwlayer.engines import compiled  # which looks at the environment when it is imported
+
+    if not compiled.available():
+        pytest.skip("there is no compiled code")
+    with compiled.using("wait"):
+        yield
+
+
 @pytest.fixture(scope="module")  # no longer, as nobody else can run an event loop meanwhile
 def browser():
     """A real browser; where none is installed, tests that ask for it are skipped."""

@@ -14,14 +14,7 @@ pytest.importorskip("cvxpy", minversion="1.9")
 from dfwlayer.integrations.cvxpy import CvxpyLayer
 
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    if not compiled.available():
-        pytest.skip("there is no compiled code")
-    with compiled.using("wait"):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_code")
 
 
 def reference(problem, parameters, values, x):

@@ -20,18 +20,11 @@ from dfwlayer.integrations.cvxpy import CvxpyLayer
 from dfwlayer.layer.base import Layer
 
 F64 = torch.float64
+pytestmark = pytest.mark.usefixtures("compiled_code")
 # limits that are roots or quotients, and spheres that the image of W cuts
 BY_TENSORS = {
     "squares", "sum of squares", "square of a norm", "factor", "tall ellipsoid", "quad_form",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    if not compiled.available():
-        pytest.skip("there is no compiled code")
-    with compiled.using("wait"):
-        yield
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from cvxpy.utilities import scopes
 from torch import Tensor
 
 from dfwlayer.constraints import Polyhedron
-from dfwlayer.integrations.cvxpy.model import Model, model_of
+from dfwlayer.integrations.cvxpy.maker import model_of
+from dfwlayer.integrations.cvxpy.model import Model
 from dfwlayer.integrations.cvxpy.node import answered
 from dfwlayer.integrations.cvxpy.recognise import NotRecognisedError
 from dfwlayer.integrations.cvxpy.single import single_of
