@@ -307,8 +307,7 @@ def falling_root(
         guess: (..., 1), where to begin, between the two.
         size: (..., 1), of the terms the value consists of, for its rounding.
         between: A number between two (..., 1), to divide a bracket where Newton steps do not help,
-            NaN for others. Those are where a line through the values at both ends is zero, and
-            each third time the mean.
+            NaN for their mean; without it that is always the mean.
         unit: (..., 1), the size of a θ, to look for the other end of a bracket.
 
     """
@@ -318,17 +317,10 @@ def falling_root(
     rounding = 4 * eps * (value.abs() + size)
     every = interval(theta, 4)
     going = torch.ones_like(value, dtype=torch.bool)
-    rise = fall = torch.full_like(value, torch.nan)  # the values at both ends of the bracket
-    side = torch.zeros_like(value)
     for step in range(MOST):
         newton = theta + value / width  # nowhere if flat here
         low = torch.where(value >= 0, theta, low)
         high = torch.where(value <= 0, theta, high)
-        # an end that stays twice counts half, or the other one would creep (Illinois rule)
-        weight = torch.where(torch.sign(value) == side, 0.5, 1.0)
-        side = torch.sign(value)
-        rise = torch.where(value >= 0, value, weight * rise)
-        fall = torch.where(value <= 0, value, weight * fall)
         usable = (newton >= low) & (newton <= high) & torch.isfinite(newton) & (newton != theta)
         # the last Newton step is taken as well: on the right piece it is exact
         ended = (value.abs() <= rounding) | (high - low <= 2 * eps * theta.abs())
@@ -339,9 +331,6 @@ def falling_root(
         ended = ended | (theta.abs() > 2.0**200 * (unit + guess.abs())) | torch.isnan(value)
         middle = 0.5 * low + 0.5 * high
         bracketed = torch.isfinite(middle)
-        if step % 3 != 2:
-            line = low + (high - low) * (rise / (rise - fall))
-            middle = torch.where((line > low) & (line < high), line, middle)
         if between is not None and step > 11:  # most rows are done by then
             found = between(low, high)
             middle = torch.where(torch.isnan(found), middle, found)
