@@ -331,7 +331,7 @@ def _joined(task: Task, found: Attempt) -> Outcome | None:
 
 
 def _run_anew(task: Task) -> Outcome:
-    """The outcome of a task that has come to another device, whose compiled code is asked first."""
+    """The outcome of a task in another place or in other units, where compiled code may take it."""
     x0 = task.start if task.settings.warm else None
     arguments = Arguments(task.objective, task.constraint, x0, None)
     found = compiled.attempt(arguments, task.settings)
@@ -345,7 +345,7 @@ def _run(task: Task) -> tuple[Task, Outcome]:
         found = engine.locate(task)
         outcome = None if found is None else _answer(found)
         if found is not None and outcome is not None:
-            return found.task, with_care(lambda task: _run(task)[1], found, outcome)
+            return found.task, with_care(lambda task: _run(task)[1], _run_anew, found, outcome)
     raise AssertionError("the last engine takes every task")
 
 

@@ -9,6 +9,7 @@ there, and certified as it is then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from dfwlayer.engines.base import (
     part_of,
     spread_out,
 )
+from dfwlayer.engines.compiled.kernels.constants import LARGEST
 from dfwlayer.methods.base import Ability, Outcome
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.scale import ROUNDING
@@ -39,8 +41,10 @@ Run = Callable[[Task], Outcome]
 MISSED = 100.0  # times tol: beyond it a float32 problem at its rounding floor is solved in float64
 
 # Exponents of two between which slopes, curvatures and lengths have to be, so that products of
-# three of them, and the rounding of these, stay within the normal range of the dtype.
-COMFORT = {torch.float32: (-30, 40), torch.float64: (-300, 330)}
+# three of them, and the rounding of these, stay within the normal range of the dtype. In float64
+# also those for which compiled code has room.
+ROOM = int(math.log2(LARGEST))
+COMFORT = {torch.float32: (-30, 40), torch.float64: (-ROOM, ROOM)}
 
 
 class Sizes(NamedTuple):
@@ -82,10 +86,15 @@ def takes_care(task: Task) -> bool:
     return exact and plain and task.point.numel() > 0
 
 
-def with_care(run: Run, found: Located, outcome: Outcome) -> Outcome:
-    """The outcome, with what the dtype did not suffice for solved in units and in float64."""
+def with_care(run: Run, run_anew: Run, found: Located, outcome: Outcome) -> Outcome:
+    """The outcome, with what the dtype did not suffice for solved in units and in float64.
+
+    ``run`` goes on with what it has begun. ``run_anew`` asks every engine, as some that refuse
+    numbers of any size take them in units.
+    """
     outcome = _refined(run, found, outcome)
-    return outcome if found.beyond is None else _again(run, found.task, outcome, found.beyond)
+    beyond = found.beyond
+    return outcome if beyond is None else _again(run_anew, found.task, outcome, beyond)
 
 
 def _refined(run: Run, found: Located, outcome: Outcome) -> Outcome:

@@ -8,6 +8,8 @@ import torch
 import dfwlayer as dfw
 from dfwlayer import Status
 from dfwlayer.certificate import certify
+from dfwlayer.constraints.composed import plane_cut
+from dfwlayer.constraints.polyhedra.knapsack import falling_root
 from dfwlayer.engines import compiled
 from dfwlayer.methods import Problem
 from helpers import DTYPES, F64, draw
@@ -429,3 +431,58 @@ def test_a_hull_is_the_same_in_any_units_of_x(power, seed):
     assert other.status in DONE
     assert other.num_steps == one.num_steps
     torch.testing.assert_close(other.x / 2.0**power, one.x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [-83, 83])
+def test_a_matrix_out_of_the_range_of_compiled_code_is_put_in_units_for_it(unit):
+    """A box one of whose forces is 1e-9 of the slopes: tensor operations may end at tol before."""
+    P = draw(40, 8, 8, seed=3)
+    P = P @ P.mT + 0.1 * torch.eye(8, dtype=F64)
+    x, force = draw(40, 8, seed=4), torch.zeros(40, 8, dtype=F64)
+    force[:, :3] = torch.tensor([1.0, 1e-9, 1e-3], dtype=F64)
+    q = -(P @ x.unsqueeze(-1)).squeeze(-1) - force
+    upper = torch.where(force > 0, x, torch.inf)
+
+    def solved(size):
+        objective = dfw.Quadratic(P / size**3, q / size**2)  # f is in units of 1/size
+        return dfw.solve(objective, dfw.Box(upper=upper * size))
+
+    one, other = solved(1.0), solved(2.0**unit)
+    torch.testing.assert_close(other.x / 2.0**unit, one.x, rtol=0, atol=1e-13)
+
+
+def test_points_of_a_hull_that_are_far_beyond_x():
+    """A sum of points is rounded as they are, and so is a change of it that moves x by one."""
+    A = draw(12, 15, 16, seed=1).round()
+    x = draw(12, 16, seed=2).round()
+    wide = torch.where(draw(16, seed=3) > 0.5, 1e8, 3.0).double()
+    body = dfw.Box(-wide, wide)
+    sol = dfw.solve(
+        dfw.LeastSquares(A, (A @ x.unsqueeze(-1)).squeeze(-1)), body, method="active-set"
+    )
+    assert (sol.status == Status.ROUNDING_FLOOR).all()
+    assert sol.value.max() < 1e-13  # x is a sum of points of 1e8, to sixteen digits of these
+    assert sol.num_steps.max() < 400
+
+
+def test_a_cut_of_a_set_that_is_small_beside_z_is_met_at_once(monkeypatch):
+    """Where ⟨a, x⟩ jumps over b, by rounding, the origin moves no further."""
+    searches = []
+
+    def counted(*args, **kwargs):
+        searches[-1] += 1
+        return falling_root(*args, **kwargs)
+
+    monkeypatch.setattr(plane_cut, "falling_root", counted)
+    for seed in range(60):
+        a, z, spread = draw(3, 5, seed=seed)
+        size = 10.0 ** -(15 + seed % 10)
+        sides = (-size * torch.sigmoid(spread), size * torch.sigmoid(spread + 1))
+        cut = dfw.PlaneCut(dfw.L1Box(0.8 * size, lower=sides[0], upper=sides[1]), a, 0.0)
+        searches.append(0)
+        x = cut.bind((5,), F64, z.device).project(z)
+        assert (a * x).sum().abs() <= 1e-15 * (a * x).abs().sum()
+        assert (sides[0] <= x).all()
+        assert (x <= sides[1]).all()
+    assert max(searches) > 1
+    assert max(searches) <= 5

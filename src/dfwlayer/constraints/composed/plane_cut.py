@@ -270,6 +270,7 @@ class PlaneCut(Built, PolyhedralSet):
             x = at = z.double()
             guess = self._first(at, a, b, near)
             off = going = torch.ones_like(guess, dtype=torch.bool)
+            least = torch.full_like(guess, torch.inf)
             for _ in range(PASSES):
                 mu = self._multiplier(at, a, b, guess)
                 moved = reduced(at, mu, a.expand_as(at))
@@ -283,8 +284,11 @@ class PlaneCut(Built, PolyhedralSet):
                 # there is no μ, however far out: x is the point of S next to the plane
                 extent = extent + x.abs().amax(-1, keepdim=True)
                 going = going & off & (mu.abs() <= ENDLESS * extent)
+                # nor is there one to be found where ⟨a, x⟩ jumps over b, as it does again
+                going = going & (excess.abs() < 0.5 * least)
                 if not any_row(going):
                     break
+                least = torch.minimum(least, excess.abs())
                 # so far out that μ, or what S takes away, hides what is left
                 at, guess = self._nearer(at, x), torch.zeros_like(mu)
             x = self._between(x)

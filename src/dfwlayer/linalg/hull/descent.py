@@ -50,7 +50,7 @@ class _Course(NamedTuple):
     stalled: Tensor  # (...), steps in a row that did not lower f
     idle: Tensor  # (...), steps in a row without a lower f or gap
     after: Tensor  # (...), steps since the gap was small enough
-    lowest: Tensor  # (...), of f
+    lowest: Tensor  # (...), of f, when it last fell by more than chance may have it
     least: Tensor  # (...), of the gap
     bound: Tensor  # (...), what ‖∇²f‖ is known to reach
     bent_down: Tensor  # (...), f is known not to be convex
@@ -164,8 +164,10 @@ def _go_on(
             settled = known & (gap <= (16 * noise if objective.quadratic else 1e-4 * enough))
             after = after + (close & going)
             close = close & (settled | (stalled > 0) | (after > 10 + steps // 2))
-        better = (state.value < lowest) | (gap < 0.99 * least)
-        lowest, least = torch.minimum(lowest, state.value.double()), torch.minimum(least, gap)
+        value = state.value.double()
+        fell = (lowest - value > _grain(state, scale)) | (value < 0.99 * lowest)
+        better = fell | (gap < 0.99 * least)
+        lowest, least = torch.where(fell, value, lowest), torch.minimum(least, gap)
         idle = torch.where(better, 0, idle + 1)
         # noise may be far above what it is in truth: as long as f falls, there is something to gain
         floored = (lost & (stalled > 0)) | (stalled >= PATIENCE) | (idle >= WANDER)
@@ -223,6 +225,17 @@ def _scale(objective: Objective, state: Mixture) -> Scale:
     """The objective's at x, in double precision; what is out of range counts as zero."""
     curvature, noise = (part.double() for part in objective.scale(state.x, state.gradient))
     return Scale(curvature, torch.where(torch.isfinite(noise), noise, 0))
+
+
+def _grain(state: Mixture, scale: Scale) -> Tensor:  # (...)
+    """How f may fall by chance: as x is rounded, to its dtype, and as a sum of its points.
+
+    These may be far larger than x is. Near a minimum that is half the curvature times a square.
+    """
+    rounding = torch.finfo(state.x.dtype).eps * state.x.double().abs()
+    points = Hull(state.hull.points.double().abs(), state.hull.weights).mean()
+    rounding = torch.maximum(rounding, torch.finfo(torch.float64).eps * points)
+    return 0.5 * (scale.curvature * rounding**2).sum(-1)
 
 
 def _curvature(objective: Objective, x: Tensor) -> tuple[Tensor, Tensor]:  # (...), (...)

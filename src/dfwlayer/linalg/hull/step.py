@@ -147,14 +147,17 @@ def _affine_step(places: Tensor, hessian: Tensor, slope: Tensor, used: Tensor) -
     rounding in C is none; where points are dependent, δ is the shortest of those with that p.
     """
     mask = used.to(places.dtype).unsqueeze(-1)
-    middle = (mask * places).sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+    count = mask.sum(-2, keepdim=True).clamp_min(1)
+    middle = (mask * places).sum(-2, keepdim=True) / count
     left, sizes, axes = torch.linalg.svd(mask * (places - middle), full_matrices=False)
     rounding = 16 * torch.finfo(sizes.dtype).eps * places.shape[-2] ** 0.5
     sure = sizes > rounding * sizes.amax(-1, keepdim=True)
     axes = axes * sure.unsqueeze(-1)
     inner = axes @ hessian @ axes.mT + torch.diag_embed((~sure).to(sizes.dtype))
     z = -lu_solved(inner, axes @ slope.unsqueeze(-1), sound=False)
-    change = (mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))).squeeze(-1)
+    change = mask * (left @ (z / torch.where(sure, sizes, 1).unsqueeze(-1)))
+    # what rounding has left of its sum is a way to the middle, which may be far
+    change = (change - mask * (change.sum(-2, keepdim=True) / count)).squeeze(-1)
     step = (change.unsqueeze(-2) @ places).squeeze(-2)
     sound = torch.isfinite(change).all(-1) & (dot(slope, step) < 0)
     return where_rows(sound, change, 0)
