@@ -76,9 +76,9 @@ def as_number(
 
     """
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        got = shown(value) if isinstance(value, Tensor) else type(value).__name__
+        got = shown(value) if isinstance(value, (Tensor, str)) else type(value).__name__
         refuse_proxy(value)
-        raise ValueError(f"{name}: expected {kind}, got {got}{_hint(value)}")
+        raise ValueError(f"{name}: expected {kind}, got {got}{_hint(value, kind)}")
     try:
         number = float(value)
     except OverflowError:
@@ -166,7 +166,7 @@ def _check_kind(name: str, value: Any, expected: str) -> None:
     refuse_proxy(value)
     kind = type(value).__name__
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value)}")
+        raise ValueError(f"{name}: expected {expected}, got {kind}{_hint(value, expected)}")
     if kind in ("FakeTensor", "FunctionalTensor") and not may_be_fake():
         refuse_recording("fake tensors")
 
@@ -177,8 +177,12 @@ def refuse_proxy(value: Any) -> None:
         refuse_recording("torch.fx.symbolic_trace")
 
 
-def _hint(value: Any) -> str:
-    return "; use torch.as_tensor" if isinstance(value, np.ndarray) else ""
+def _hint(value: Any, expected: str) -> str:
+    if "tensor" not in expected:
+        return ""
+    if isinstance(value, np.ndarray):
+        return "; use torch.as_tensor"
+    return "; use torch.tensor" if isinstance(value, (list, tuple)) else ""
 
 
 def check_tensors(

@@ -372,9 +372,10 @@ def _checked(arguments: Arguments) -> Arguments:
     """Raise unless the arguments are what they should be."""
     objective, constraint, x0, _ = arguments
     if not isinstance(objective, Objective):
+        hint = "; a tensor q alone is Quadratic(None, q)" if isinstance(objective, Tensor) else ""
         raise ValueError(
             "objective: expected Quadratic, LeastSquares, Smooth or the like, got "
-            f"{type(objective).__name__}"
+            f"{type(objective).__name__}{hint}"
         )
     if not isinstance(constraint, Constraint):
         raise ValueError(

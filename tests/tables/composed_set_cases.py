@@ -102,7 +102,7 @@ COMPOSED_CASES |= {
         _norm_constraints(p),
         _norm_violation(p),
         bad=(
-            ({"centre": "0"}, "centre: expected a number or a tensor, got str"),
+            ({"centre": "0"}, "centre: expected a number or a tensor, got '0'"),
             ({"centre": torch.ones(3, dtype=F64)}, r"centre: expected a number, shape \(8,\)"),
             ({"centre": torch.zeros(8)}, "centre: is torch.float32 while"),
             ({"centre": torch.full((8,), torch.inf, dtype=F64)}, "centre: 8 of 8 values are NaN"),

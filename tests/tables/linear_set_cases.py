@@ -63,7 +63,7 @@ LINEAR_CASES = {
         bounded=False,
         bad=(
             ({"normal": torch.ones(7, dtype=F64)}, r"normal: expected a number, shape \(8,\)"),
-            ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
+            ({"normal": "1"}, "normal: expected a number or a tensor, got '1'"),
             ({"level": torch.tensor(torch.inf, dtype=F64)}, "level: 1 of 1 values are NaN"),
         ),
     ),

@@ -110,7 +110,7 @@ CASES = {
         bad=(
             ({"lower": 9.0}, "lower: expected numbers below upper, found a bound that is"),
             ({"lower": torch.inf}, "lower: expected numbers below inf, found inf"),
-            ({"upper": "1"}, "upper: expected a number or a tensor, got str"),
+            ({"upper": "1"}, "upper: expected a number or a tensor, got '1'"),
         ),
     ),
     "Box with lower bounds": SetCase(
@@ -193,7 +193,7 @@ CASES = {
                 {"lower": 9.0, "upper": 10.0},
                 r"radius: expected numbers ≥ .*, Σ w\|x\| at the point",
             ),
-            ({"radius": "1"}, "radius: expected a number or a tensor, got str"),
+            ({"radius": "1"}, "radius: expected a number or a tensor, got '1'"),
             ({"weight": torch.ones(3, dtype=F64)}, r"weight: expected a number, shape \(8,\)"),
             ({"lower": torch.zeros(8)}, "lower: is torch.float32 while"),
             ({"lower": torch.full((8,), torch.nan, dtype=F64)}, "lower: 8 of 8 values are NaN"),
@@ -243,7 +243,7 @@ def _cut(name):
         methods=("auto", "frank-wolfe", "active-set"),
         bad=(
             ({"level": 99.0}, "level: expected a number between .* on the set, found 99"),
-            ({"normal": "1"}, "normal: expected a number or a tensor, got str"),
+            ({"normal": "1"}, "normal: expected a number or a tensor, got '1'"),
         ),
     )
 
@@ -310,7 +310,7 @@ CASES["Polyhedron"] = SetCase(
         ({"G": torch.ones(5, 7, dtype=F64)}, "G: expected rows of 8 entries"),
         ({"h": torch.ones(4, dtype=F64)}, "h: expected shape"),
         ({"A": None}, "A: expected a tensor to go with b, got None"),
-        ({"lower": "1"}, "lower: expected a number or a tensor, got str"),
+        ({"lower": "1"}, "lower: expected a number or a tensor, got '1'"),
     ),
 )
 

@@ -119,12 +119,15 @@ def _write_onnx(exported: torch.export.ExportedProgram, names: list[str], path: 
             "format: ONNX has no operator for singular values or eigenvalues, which the projection "
             "onto a set of matrices needs; 'aoti' and 'export' have"
         )
+    output = "x"
+    while output in names:  # many call the argument of forward so
+        output += "_out"
     program = torch.onnx.export(
         exported,
         dynamo=True,
         verbose=False,
         input_names=names,
-        output_names=["x"],
+        output_names=[output],
     )
     assert program is not None
     program.save(path)

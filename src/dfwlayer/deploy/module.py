@@ -141,8 +141,10 @@ class DeployedSet(_Kept):
         P = problem[0] if len(problem) == 2 else None
         if self.fixed:
             if parameters:
+                names = ", ".join(parameters)
                 raise ValueError(
-                    f"constraint: expected a function of {', '.join(parameters)}, got a set"
+                    f"constraint: expected a function of {names}, got a set; "
+                    f"SetLayer(lambda {names}: …) makes the set in every call"
                 )
             plain, variable = self._plain, self.variable(tuple(q.shape))
         else:

@@ -114,8 +114,10 @@ class _Held(nn.Module):
     def forward(self, **parameters: Any) -> Constraint:
         """The set with the tensors that are there now."""
         if parameters:
+            names = ", ".join(parameters)
             raise ValueError(
-                f"constraint: expected a function of {', '.join(parameters)}, got a set"
+                f"constraint: expected a function of {names}, got a set; "
+                f"SetLayer(lambda {names}: …) makes the set in every call"
             )
         found: Constraint = self.form
         if self.names:

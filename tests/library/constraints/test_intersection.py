@@ -148,6 +148,7 @@ def test_a_solution_at_the_corner_of_all_sets():
     [
         ((), "sets: expected at least one"),
         ((3,), r"sets\[0\]: expected a set such as LpBall, got int"),
+        (([dfw.Simplex()],), r"sets\[0\]: .* got list; give the sets one by one"),
     ],
 )
 def test_bad_input(sets, message):

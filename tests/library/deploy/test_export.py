@@ -149,6 +149,27 @@ def test_a_file_that_does_not_answer_as_the_model_fails(tmp_path: Path) -> None:
     assert "FAILED" in str(few)
 
 
+class Plain(nn.Module):
+    """A model that calls its input as the file would call its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit = dfw.SetLayer(dfw.Simplex())
+
+    def forward(self, x: Tensor) -> Tensor:
+        point: Tensor = self.limit(x)
+        return point
+
+
+def test_an_input_may_be_called_x(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs dfwlayer[export]")
+    path = tmp_path / "plain.onnx"
+    assert export(Plain(), path, torch.randn(2, 6)).passed
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_inputs()] == ["x"]
+    assert [found.name for found in session.get_outputs()] == ["x_out"]
+
+
 def test_what_has_no_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="format: expected one of"):
         export(dfw.DFWLayer(1), tmp_path / "l1.bin", (None, torch.ones(2, 3)))

@@ -271,3 +271,20 @@ def test_inputs_are_left_alone():
         solved(row, *case.problem(), x0=x0, max_steps=20)
     for name, value in (case.params | {"x0": x0}).items():
         assert torch.equal(value, copies[name]), name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda _: dfw.DFWLayer("l1"), r"p: .* such as 1, 2 or math\.inf, got 'l1'"),
+        (lambda _: dfw.DFWLayer(1)(None, [1.0, 2.0]), "q: .* got list; use torch.tensor"),
+        (lambda q: dfw.DFWLayer(1)(None, q.numpy()), "q: .* got ndarray; use torch.as_tensor"),
+        (lambda q: dfw.DFWLayer(1)(None, q, radius=[1.0]), "radius: .* list; use torch.tensor"),
+        (lambda _: dfw.DFWLayer(1, tol=[1.0]), "tol: expected a number, got list$"),
+        (lambda q: dfw.solve(q, dfw.Simplex()), r"objective: .* Quadratic\(None, q\)"),
+        (lambda q: dfw.SetLayer(dfw.Simplex())(q, radius=1.0), r"SetLayer\(lambda radius: …\)"),
+    ],
+)
+def test_errors_say_what_to_write(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.randn(3, 2))

@@ -51,7 +51,8 @@ class LpBall(Ball):
 
     def __post_init__(self, centre: Value | None) -> None:
         expected = "a number in [1, inf]"
-        p = as_number("p", self.p, expected, kind=expected, least=1, infinite=True)
+        kind = f"{expected} such as 1, 2 or math.inf"
+        p = as_number("p", self.p, expected, kind=kind, least=1, infinite=True)
         object.__setattr__(self, "p", p)
         if not isinstance(self.radius, Tensor):
             expected, kind = "a finite number ≥ 0", "a number or a tensor"

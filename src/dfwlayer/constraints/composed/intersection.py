@@ -53,8 +53,10 @@ class Intersection(Constraint):
     def __init__(self, *sets: Constraint) -> None:
         for i, part in enumerate(sets):
             if not isinstance(part, Constraint):
+                listed = isinstance(part, list | tuple)
+                hint = "; give the sets one by one: Intersection(S, T)" if listed else ""
                 raise ValueError(
-                    f"sets[{i}]: expected a set such as LpBall, got {type(part).__name__}"
+                    f"sets[{i}]: expected a set such as LpBall, got {type(part).__name__}{hint}"
                 )
         if not sets:
             raise ValueError("sets: expected at least one, got none")
