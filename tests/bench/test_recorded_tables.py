@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,41 @@ def lasso(problem: str, system: str) -> float:
     return float(seconds[0] / seconds[1])
 
 
+def forth_and_back(problem: str) -> str:
+    """Both passes of this library, in ms."""
+    seconds = rows_by("bench/lasso.json", "problem", "system")[problem, "dfwlayer"]["both_seconds"]
+    return f"{1e3 * seconds:.0f} ms"
+
+
+def followed(variant: str, n: int) -> list[dict[str, str]]:
+    """The rows of the cosine study, one for each seed."""
+    with (DOCS / "results/reproduce/cosine.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["family"] == "paper"]
+    return [row for row in rows if (row["variant"], row["n"]) == (variant, str(n))]
+
+
+def gradient_study(family: str, variant: str, digits: int) -> str:
+    """The mean cosine after 300 steps."""
+    with (DOCS / "results/reproduce/studies.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = (
+            row
+            for row in csv.DictReader(file)
+            if (row["study"], row["family"], row["quantity"]) == ("gradient", family, "cosine")
+            and row["variant"] == f"{variant}, 300 steps"
+        )
+    return f"{float(row['mean']):.{digits}f}"
+
+
+def cells(page: str, header: str) -> list[list[str]]:
+    """The rows of the first table whose header begins so, as texts."""
+    table, *_ = re.findall(
+        rf"^\| {re.escape(header)}[^\n]*\n\|[- |]*\n((?:\|.*\n)+)",
+        (DOCS / page).read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
 def listed(values: list[float], digits: int = 1) -> str:
     *most, last = (f"{value:.{digits}f}" for value in values)
     return f"{', '.join(most)} and {last}"
@@ -145,6 +182,11 @@ def statements() -> list[tuple[str, str]]:
     daqp = [quotient(s, c, 10, "daqp", "forward_seconds") for c in (64, 128) for s in FLAT]
     cvxpy = [reproduced("cpu", n, "diffcp") / reproduced("cpu", n, "dfw") for n in SIZES]
     growth = reproduced("cpu", 2000, "dfw") / reproduced("cpu", 500, "dfw")
+    slower = reproduced("cpu", 2000, "alt-diff-paper")
+    alt_diff = slower / reproduced("cpu", 2000, "dfw")
+    outside = max(
+        large(f, n, "jaxopt", "violation") for f in ("paper", "active", "ill") for n in SIZES
+    )
     over_limit = imitation("hc_o", "mse", "dfwlayer", "none")
     return [
         (
@@ -194,6 +236,103 @@ def statements() -> list[tuple[str, str]]:
         ("reproduce.md", f"grows slowly, {growth:.1f} times from n = 500 to 2000"),
         ("reproduce.md", f"jaxopt comes closest, with {listed(every('jaxopt'))} times"),
         ("reproduce.md", f"reverse mode with {listed(every('alt-diff-reverse'))} times"),
+        ("reproduce.md", f"and {alt_diff:.1f} times faster at 2000"),
+        *of_the_studies(),
+        *of_tables_alone(),
+        ("why.md", f"takes {imitation('hc_o', 'step_seconds', 'dfwlayer', 'none'):.1f} times as"),
+        (
+            "why.md",
+            f"CvxpyLayer takes {reproduced('cpu', 2000, 'diffcp'):.0f} s (in the paper 482 s), the "
+            f"published method {reproduced('cpu', 2000, 'dfw'):.2f} s (0.31 s) and this library's "
+            f"default {reproduced('cpu', 2000, 'dfwlayer'):.2f} s",
+        ),
+        (
+            "why.md",
+            f"the last two take {reproduced('cuda', 2000, 'dfw'):.2f} s and "
+            f"{reproduced('cuda', 2000, 'dfwlayer'):.4f} s",
+        ),
+        (
+            "benchmarks.md",
+            f"took {forth_and_back('sparse')} on `sparse`, {forth_and_back('huge')} on `huge` and "
+            f"{forth_and_back('correlated-path')} for the 20 radii",
+        ),
+        ("benchmarks.md", f"jaxopt does by up to {outside:.1e} of its radius"),
+    ]
+
+
+def of_the_studies() -> list[tuple[str, str]]:
+    largest = next(r for r in followed("L the largest eigenvalue", 500) if r["seed"] == "500")
+    length = f"{float(largest['length']):.0e}".split("e+0")
+    before = {
+        f"{statistics.fmean(float(row['cosine']) for row in followed(name, n)):.3f}"
+        for name in ("τ at least 1/8", "at most 120 steps")
+        for n in SIZES
+    }
+    distances = [float(row["distance"]) for row in followed("at most 120 steps", 500)]
+    there = [
+        gradient_study(family, variant, digits)
+        for variant, digits in (("implicit", 3), ("unrolled", 2))
+        for family in ("paper", "active")
+    ]
+    return [
+        (
+            "reproduce.md",
+            f"to a gradient {length[0]}·10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[int(length[1])]} times too long, after "
+            f"{largest['steps']} steps",
+        ),
+        (
+            "reproduce.md",
+            f"gives {min(before)} to {max(before)}, and distances of "
+            f"{statistics.fmean(distances):.4f} ± {statistics.pstdev(distances):.4f} at n = 500",
+        ),
+        (
+            "reproduce.md",
+            f"cosine of {there[0]} on `paper` and {there[1]} on `active`, where the unrolled one "
+            f"has {there[2]} and {there[3]}",
+        ),
+    ]
+
+
+def of_tables_alone() -> list[tuple[str, str]]:
+    """What follows from tables that have no record beside them."""
+    times = cells("benchmarks.md", "family, n |")
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for family, ours, jaxopt, _ in times:
+        ratios[family.startswith("ill")].append(float(jaxopt) / float(ours))
+    cvxpy = cells("coming_from_cvxpylayers.md", "problem | set | B")
+    gains = {
+        count: sorted(float(row[5].strip("×")) for row in cvxpy if row[2] == count)
+        for count in ("1", "32")
+    }
+    custom = {row[0]: float(row[2].strip("×")) for row in cells("benchmarks.md", "for one kind")}
+    away, ours = custom["regularised Frank-Wolfe (InferOpt's)"], custom["dfwlayer, CustomSet"]
+    programs = {row[0]: row for row in cells("benchmarks.md", "system | solved | mean, shift 10 s")}
+    piqp, own = programs["PIQP"], programs["dfwlayer"]
+    solved = f"solves {piqp[1]} where this library solves {own[1].split()[0]}"
+    return [
+        (
+            "benchmarks.md",
+            f"jaxopt takes {span(ratios[False])} times as long as this library on `paper` and "
+            f"`active`, and {min(ratios[True]):.0f} to {max(ratios[True]):.0f} times on `ill`",
+        ),
+        (
+            "coming_from_cvxpylayers.md",
+            f"32 problems are {gains['32'][0]:.0f} to {gains['32'][-2]:.0f} times faster "
+            f"(`mpc` {gains['32'][-1]:.0f})",
+        ),
+        (
+            "coming_from_cvxpylayers.md",
+            f"Single problems are {gains['1'][1]:.0f} to {gains['1'][-2]:.0f} times faster "
+            f"(`mpc` {gains['1'][-1]:.0f}, `monotone` {gains['1'][0]:.0f})",
+        ),
+        (
+            "benchmarks.md",
+            f"PyEPO takes {custom['PyEPO, regularised'] / ours:.0f} times and plain away steps "
+            f"{away / ours:.0f} times as long as `CustomSet`",
+        ),
+        ("benchmarks.md", f"PIQP takes {piqp[4]} of the time, but {solved}"),
+        ("benchmarks.md", f"{piqp[4]} of this library's time on [Maros-Meszaros]"),
+        ("README.md", f"PIQP takes {piqp[4]} of the time on [Maros-Meszaros]"),
     ]
 
 
