@@ -358,6 +358,11 @@ def of_tables_alone() -> list[tuple[str, str]]:
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for family, ours, jaxopt, _ in times:
         ratios[family.startswith("ill")].append(float(jaxopt) / float(ours))
+    alone = {name: cell for name, *cell in cells("benchmarks.md", "set | floor | dfwlayer")}
+    both = {name: [cell.split(", ")[0] for cell in row] for name, row in alone.items()}
+    quicker = [float(row[2]) / float(row[1]) for row in both.values()]
+    least = {name: [cell.split(", ")[-1] for cell in row] for name, row in alone.items()}["box"]
+    left = [float(both["box"][2]) - float(both["box"][0]), float(least[3]) - float(least[0])]
     cvxpy = cells("coming_from_cvxpylayers.md", "problem | set | B")
     gains = {
         count: sorted(float(row[5].strip("×")) for row in cvxpy if row[2] == count)
@@ -379,6 +384,8 @@ def of_tables_alone() -> list[tuple[str, str]]:
             f"jaxopt takes {span(ratios[False])} times as long as this library on `paper` and "
             f"`active`, and {min(ratios[True]):.0f} to {max(ratios[True]):.0f} times on `ill`",
         ),
+        ("benchmarks.md", f"({span(quicker)} in the last table, by processor time)"),
+        ("benchmarks.md", f"would have to be done in {left[0]:.3f} and {left[1]:.3f} ms"),
         (
             "coming_from_cvxpylayers.md",
             f"32 problems are {gains['32'][0]:.0f} to {gains['32'][-2]:.0f} times faster "
