@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dfwlayer_bench.bench.qp.report import QpRow, Summary, summaries
+from dfwlayer_bench.bench.qp.systems import SYSTEMS
 from dfwlayer_bench.recorded.texts import Table, bold, error, record, rows_by
 from dfwlayer_bench.report.text import time, times
 
@@ -159,6 +161,140 @@ def _lasso_cell(row: dict[str, Any] | None, best: float) -> str:
     return f"{bold(time(seconds), seconds == best)}, {error(row['gap'])}"
 
 
+# layers that guess, sample or split
+
+MIXED = ("program", "polytope", "simplex", "assignment")
+ON_ANY_ROWS = {
+    "dfwlayer": "dfwlayer",
+    "dc3": "DC3",
+    "optnet": "OptNet",
+    "qpax": "qpax",
+    "proxqp": "QPLayer (proxsuite)",
+    "moreau": "Moreau, batched",
+    "dqp": "dQP over PIQP",
+    "pinet": "Πnet",
+}
+OF_ONE_KIND = {
+    "dfwlayer-custom": ("dfwlayer, CustomSet", "assignment"),
+    "entmax": ("entmax (sparsemax)", "simplex"),
+    "jaxopt": ("jaxopt", "simplex"),
+    "frank-wolfe": ("regularised Frank-Wolfe (InferOpt's)", "assignment"),
+    "pyepo": ("PyEPO, regularised", "assignment"),
+    "perturbed": ("perturbed", "assignment"),
+    "pyepo-perturbed": ("PyEPO, perturbed", "assignment"),
+}
+X_ONLY = {"clarabel": "Clarabel", "osqp": "OSQP", "piqp": "PIQP"}
+
+
+def layered(problem: str, system: str, seconds: str, *errors: str) -> str:
+    """The time in units of this library's, and errors."""
+    rows = rows_by("bench/layers.json", "problem", "system")
+    row, ours = rows[problem, system], rows[problem, "dfwlayer"]
+    if row["status"] == "unsupported":
+        return "takes projections only"
+    ratio = row[seconds] / ours[seconds]
+    told = f"{ratio:.0f}" if ratio >= 10 else times(ratio, 2)
+    return ", ".join([f"{told}×", *(error(row[key]) for key in errors)])
+
+
+def layers_rows() -> Table:
+    """Layers on any rows: time, error of x, gradient error, violation."""
+    keys = ("both_seconds", "error", "gradient_error", "violation")
+    lines = [
+        [label, *(layered(problem, system, *keys) for problem in MIXED)]
+        for system, label in ON_ANY_ROWS.items()
+    ]
+    return ["any rows", *(f"`{problem}`" for problem in MIXED)], lines
+
+
+def layers_kinds() -> Table:
+    """Those for one kind of set."""
+    keys = ("both_seconds", "error", "gradient_error", "violation")
+    lines = [
+        [label, f"`{problem}`", *layered(problem, system, *keys).split(", ")]
+        for system, (label, problem) in OF_ONE_KIND.items()
+    ]
+    return ["for one kind of set", "on", "time", "error of x", "gradient error", "violation"], lines
+
+
+def layers_x() -> Table:
+    """Solvers without gradients: time of a forward pass, error of x, violation."""
+    lines = [
+        [label, *(layered(p, system, "forward_seconds", "error", "violation") for p in MIXED)]
+        for system, label in X_ONLY.items()
+    ]
+    return ["x only", *(f"`{problem}`" for problem in MIXED)], lines
+
+
+def layers_more() -> Table:
+    """Two more problems: time and gradient error."""
+    lines = [
+        [
+            label,
+            *(layered(p, system, "both_seconds", "gradient_error") for p in ("paths", "random")),
+        ]
+        for system, label in ON_ANY_ROWS.items()
+        if system not in ("dc3", "optnet")
+    ]
+    return ["system", "`paths`", "`random`"], lines
+
+
+# quadratic programs that others collected
+
+LARGEST = ("QUADCMPC3", "QUADCMPC4")  # of the MPC collection
+
+
+def collected(name: str, *without: str) -> list[QpRow]:
+    """The rows of a collection, but for some problems."""
+    rows = (QpRow(**row) for row in record(f"bench/{name}.json")["rows"])
+    return [row for row in rows if row.problem not in without]
+
+
+def maros() -> Table:
+    """What each system solved of Maros-Meszaros, and the means of its times."""
+    return ["system", *MEANS], [_collected_cells(it) for it in summaries(collected("maros"))]
+
+
+def mpc() -> Table:
+    """The same of the MPC problems, and the first mean without the largest of them."""
+    others = {it.system: it for it in summaries(collected("mpc", *LARGEST))}
+    lines = [
+        [*_collected_cells(it), time(others[it.system].means[0])]
+        for it in summaries(collected("mpc"))
+    ]
+    return ["system", *MEANS, "of the others"], lines
+
+
+MEANS = ("solved", "mean, shift 10 s", "mean, shift 10 ms", "× dfwlayer", "on")
+
+
+def _collected_cells(it: Summary) -> list[str]:
+    ratio = "1" if it.ratio is None else f"{float(f'{it.ratio:.2g}'):g}"
+    return [
+        SYSTEMS[it.system].label,
+        f"{it.solved} of {it.problems}",
+        *(time(mean) for mean in it.means),
+        ratio,
+        str(it.common),
+    ]
+
+
+def longest() -> Table:
+    """Where this library takes longest against PIQP, of what takes it a millisecond or more."""
+    times = {(row.problem, row.system): row.seconds for row in collected("maros")}
+    ratios = {}
+    for (problem, system), seconds in times.items():
+        theirs = times[problem, "piqp"]
+        if system == "dfwlayer" and seconds is not None and seconds >= 1e-3 and theirs is not None:
+            ratios[problem] = seconds / theirs
+    worst = sorted(ratios, key=lambda problem: -ratios[problem])[:8]
+    lines = [
+        [problem, *(time(times[problem, system]) for system in ("dfwlayer", "piqp"))]
+        for problem in worst
+    ]
+    return ["program", "dfwlayer", "PIQP"], lines
+
+
 def scaling() -> Table:
     """One process, and two."""
     lines = []
@@ -180,5 +316,12 @@ TABLES = {
     "small-errors": small_errors,
     "gpu": gpu,
     "lasso": lasso,
+    "layers-rows": layers_rows,
+    "layers-kinds": layers_kinds,
+    "layers-x-only": layers_x,
+    "layers-more": layers_more,
+    "maros": maros,
+    "maros-longest": longest,
+    "mpc": mpc,
     "scaling": scaling,
 }
