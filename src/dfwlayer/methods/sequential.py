@@ -118,7 +118,8 @@ def _newton(problem: Problem, x: Tensor, settings: Settings) -> Outcome:
     wide = torch.where(arrived.unsqueeze(-1), found.x, last)
     # f may bend elsewhere than its model did
     model = _model(problem, at)
-    return _outcome(problem, model, found.moved(wide), x, status, walk.steps, settings)
+    out = _outcome(problem, model, found.moved(wide), x, status, walk.steps, settings)
+    return out._replace(refinable=True)
 
 
 class _Walk(NamedTuple):
@@ -215,16 +216,15 @@ def _outcome(
     gap = torch.where((status == Status.NOT_CONVEX) | found.empty | found.endless, torch.inf, gap)
     least = value.double().reshape(-1).abs().clamp_min(torch.finfo(x.dtype).tiny)
     proven = (gap <= settings.tol * least) & (found.missed <= FEASIBLE)
-    open_ended = (status == Status.ROUNDING_FLOOR) | (status == Status.STALLED)
+    open_ended = (status == FLOOR) | (status == Status.STALLED)
     open_ended = open_ended | (status == Status.MAX_STEPS) | (status == Status.STOPPED)
     status = torch.where(open_ended & proven, int(Status.CONVERGED), status)
     # what f's own rounding may be all of: where f* is zero no gap is small beside it
     sums = ((model.terms(at) + model.linear.abs()) * at.abs()).sum(-1)
     blurred = gap <= 4 * torch.finfo(x.dtype).eps * (least + sums)
     unfinished = (status == Status.STALLED) | (status == Status.MAX_STEPS)
-    status = torch.where(
-        unfinished & blurred & (found.missed <= FEASIBLE), int(Status.ROUNDING_FLOOR), status
-    )
+    status = torch.where(unfinished & blurred & (found.missed <= FEASIBLE), FLOOR, status)
+    status = torch.where((status == FLOOR) & gap.isinf(), int(Status.STALLED), status)
     terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(

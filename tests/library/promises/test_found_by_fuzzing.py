@@ -486,3 +486,33 @@ def test_a_cut_of_a_set_that_is_small_beside_z_is_met_at_once(monkeypatch):
         assert (x <= sides[1]).all()
     assert max(searches) > 1
     assert max(searches) <= 5
+
+
+def test_a_point_of_a_hull_keeps_its_zeros_in_a_smaller_dtype():
+    """A projection onto a face through it would spread the rounding of the others over them."""
+    corners = torch.eye(4)
+    hull = dfw.CustomSet(lambda c: corners[(c @ corners.mT).argmin(-1)], batched=True)
+    q = torch.tensor([7.4e-16, 0.0, 0.0, 0.0])
+    P = 1e-22 * torch.eye(4)
+    for seed in range(20):
+        force = 1e-22 * draw(4, seed=seed, dtype=torch.float32).abs() * 0.1
+        sol = dfw.solve(dfw.Quadratic(P, q - force), hull, method="projected-newton")
+        assert sol.x[0] == 0
+        assert sol.gap <= 1e-5 * sol.value.abs()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_functions_in_float32_over_rows_are_refined_in_float64(seed):
+    """Multipliers that rounding has moved prove nothing: a gap of infinity is no rounding."""
+    F, d, c = (draw(*shape, seed=seed).round().float() for shape in ((60, 12, 12), (60, 12), (12,)))
+    unit = 2.0**-27
+
+    def f(x, F, d, c):
+        r = (F @ (x / unit).unsqueeze(-1)).squeeze(-1) - d
+        huber = torch.where(r.abs() < 0.3, 0.5 * r * r, 0.3 * (r.abs() - 0.15))
+        return huber.sum(-1) + (c * x / unit).sum(-1)
+
+    rows, columns = unit * torch.tensor([16.0, 3.0, 9.0]), unit * torch.tensor([8.0, 8.0, 4.0, 8.0])
+    sol = dfw.solve(dfw.Smooth(f, F, d, c, shape=(12,)), dfw.Transport(rows, columns))
+    assert torch.isfinite(sol.gap).all()
+    assert (sol.gap <= 1e-4 * sol.value.abs()).all()

@@ -16,7 +16,7 @@ from dfwlayer.constraints.perturbed import mean_vertex
 from dfwlayer.constraints.retraction import moved_to
 from dfwlayer.linalg.hull import Descent, descend_over_hull, span
 from dfwlayer.objectives.quadratic import Quadratic
-from dfwlayer.ops.rows import dot, norm, or_one
+from dfwlayer.ops.rows import dot, norm, or_one, where_rows
 from dfwlayer.ops.scale import ROUNDING, Scale, scale_of_terms
 
 __all__ = ["CustomSet"]
@@ -121,8 +121,15 @@ class CustomSet(Constraint):
         return norm(x.double() - self._nearest(x).x).to(x.dtype)
 
     def retract(self, x: Tensor) -> Tensor:
-        """The projection, as a constant shift for autograd."""
-        return moved_to(x, self.project(x.detach()))
+        """The projection, as a constant shift for autograd.
+
+        A point as near to the set as rounding puts one of its own stays where it is. On its way to
+        the set, an entry that is zero would become one of the rounding of the others.
+        """
+        at = x.detach()
+        near = self.project(at)
+        within = norm((near - at).double()) <= torch.finfo(x.dtype).eps * norm(at.double())
+        return moved_to(x, where_rows(within, at, near))
 
     def project(self, z: Tensor, near: Tensor | None = None) -> Tensor:
         """By as many calls of ``vertex`` as it takes."""
