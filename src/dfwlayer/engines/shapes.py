@@ -17,6 +17,7 @@ from dfwlayer.engines.base import Arguments, lead_of_start
 from dfwlayer.methods.base import Settings
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.rows import in_one_batch
+from dfwlayer.ops.said import warn
 from dfwlayer.ops.tensors import filled, tensors_in
 from dfwlayer.solution import Progress, Solution
 
@@ -104,6 +105,7 @@ def flattened(arguments: Arguments, shape: tuple[int, ...] | int | None) -> Flat
     if usual and (x0 is None or x0.dim() <= 2):
         return None
     lead, variable = _sizes(arguments, known)
+    _warn_of_pairs(arguments, lead, variable)
     if len(lead) < 2 and objective.sizes is None and variable == objective.shape:
         return None
     if x0 is not None:
@@ -135,12 +137,36 @@ def _known_shape(
 def _sizes(
     arguments: Arguments, known: tuple[int, ...] | int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    variable = _variable(arguments.objective, known)
+    return common_lead(_leads(arguments, variable)), variable
+
+
+def _leads(arguments: Arguments, variable: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The batch dimensions of every tensor that has some, by its name."""
     objective, constraint, x0, _ = arguments
-    variable = _variable(objective, known)
     leads = objective.leads(variable) | constraint.leads(variable)
     if x0 is not None:
         leads["x0"] = lead_of_start(x0, objective, variable)
-    return common_lead(leads), variable
+    return leads
+
+
+def _warn_of_pairs(arguments: Arguments, lead: tuple[int, ...], variable: tuple[int, ...]) -> None:
+    """Say so where a column (B, 1) beside a batch (B,) makes problems of all pairs of them.
+
+    That is how tensors broadcast, and seldom what is meant by a number that a linear layer returns.
+    """
+    if len(lead) != 2 or lead[0] != lead[1] or lead[0] < 2:
+        return
+    leads, count = _leads(arguments, variable), lead[0]
+    columns = [name for name, own in leads.items() if own == (count, 1)]
+    rows = [name for name, own in leads.items() if own == (count,)]
+    if columns and rows:
+        name = columns[0]
+        warn(
+            f"{name}: its batch dimensions ({count}, 1) and ({count},) of {rows[0]} make {count} x "
+            f"{count} problems, each {rows[0]} with each {name}; for one problem each give {name} "
+            "without the last one of its batch dimensions, such as by squeeze(-1)"
+        )
 
 
 def _constants(each: Tensor, lead: tuple[int, ...]) -> Tensor:

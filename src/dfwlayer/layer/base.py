@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from dfwlayer.constraints.base import Constraint
 from dfwlayer.methods import Method
 from dfwlayer.methods.settings import check_settings, check_wish
 from dfwlayer.objectives.base import Objective
+from dfwlayer.ops.said import warn
 from dfwlayer.ops.tensors import unwrapped
 from dfwlayer.ops.tracing import recording, refuse_recording
 from dfwlayer.solution import FAILURES, Solution, SolveError, Status
@@ -122,11 +122,10 @@ class Layer(nn.Module):
         if self.on_failure == "raise":
             raise SolveError(message, solution)
         self._warned[0] = True
-        warnings.warn(
+        warn(
             f"{message}; this is said once for each layer, {kind}(..., on_failure='raise') "
             "makes it an error and on_failure='ignore' silences it",
             RuntimeWarning,
-            stacklevel=2,
         )
 
 

@@ -183,3 +183,10 @@ def test_statuses_read_as_names():
         assert status == int(status)
         assert (torch.tensor([0, int(status)]) == status)[1]
     assert torch.tensor([4, 0]).eq(Status.NOT_CONVEX).tolist() == [True, False]
+
+
+def test_a_warning_is_about_the_line_of_the_caller():
+    inside = torch.nn.Sequential(dfw.SetLayer(dfw.LpBall(1, 0.5)))
+    with pytest.warns(RuntimeWarning, match="not solved") as caught:
+        inside(torch.full((1, 2), torch.nan))
+    assert caught[0].filename == __file__

@@ -297,3 +297,21 @@ def test_matrices_may_share_the_linear_term():
         torch.testing.assert_close(found.x[i], alone.x)
     with pytest.raises(ValueError, match="P: batch of 3 problems does not go with the 2 of q"):
         dfw.solve(dfw.Quadratic(P, q), dfw.LpBall(1, 0.5))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda q, r: dfw.solve(dfw.Quadratic(None, q), dfw.LpBall(1, r)).x,
+        lambda q, r: dfw.DFWLayer(p=1)(torch.eye(3, dtype=F64), q, radius=r),
+        lambda q, r: dfw.SetLayer(lambda r: dfw.LpBall(1, r))(q, r=r),
+    ],
+)
+def test_a_column_beside_a_batch_makes_pairs_and_says_so(call):
+    """What a linear layer with one output returns is seldom meant for all pairs."""
+    q, r = randn(4, 3), rand(4, 1)
+    with pytest.warns(UserWarning, match=r"radius: .* make 4 x 4 problems.*squeeze") as caught:
+        assert call(q, r).shape == (4, 4, 3)
+    assert caught[0].filename == __file__
+    for pair in ((q, r[:3]), (q[:1], r[:1]), (q, r[:, 0]), (q[:, None], r)):
+        call(*pair)  # warnings are errors in tests
