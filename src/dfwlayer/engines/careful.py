@@ -32,6 +32,7 @@ from dfwlayer.methods.base import Ability, Outcome
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.scale import ROUNDING
 from dfwlayer.ops.tensors import fields_of, filled, tensors_in
+from dfwlayer.ops.values import narrowed
 from dfwlayer.solution import Status
 
 __all__ = ["in_range", "out_of_range", "takes_care", "with_care"]
@@ -239,9 +240,7 @@ class _Widened(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        narrow = grad.to(ctx.dtype)
-        lost = torch.isfinite(grad) & ~torch.isfinite(narrow)
-        return torch.where(lost, 0, narrow)
+        return narrowed(grad, ctx.dtype)
 
 
 def _in_double(objective: Objective, constraint: Constraint) -> tuple[Objective, Constraint] | None:

@@ -16,6 +16,7 @@ __all__ = [
     "first_tensor",
     "larger",
     "multiplied",
+    "narrowed",
     "on_tensor",
     "shape_of",
     "smaller",
@@ -122,3 +123,19 @@ class _Multiplied(torch.autograd.Function):
             torch.where(none, 0, grad * to_b).sum_to_size(ctx.saved_tensors[1].shape),
             None,
         )
+
+
+def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gradient in a smaller dtype, zero where that could not hold twice as much.
+
+    What problems share may get its gradient in two parts, from two engines, which autograd adds
+    up. NaN and infinity go on.
+    """
+    if dtype == gradient.dtype:
+        return gradient
+    narrow, most = gradient.to(dtype), torch.finfo(dtype).max / 2
+    if narrow.device.type == "cpu":  # one pass, and nearly always enough
+        largest = torch.linalg.vector_norm(narrow, math.inf) if narrow.numel() else 0.0
+        if float(largest) <= most:
+            return narrow
+    return torch.where((narrow.abs() > most) & gradient.isfinite(), 0, narrow)

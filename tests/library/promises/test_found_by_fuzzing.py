@@ -12,6 +12,7 @@ from dfwlayer.constraints.composed import plane_cut
 from dfwlayer.constraints.polyhedra.knapsack import falling_root
 from dfwlayer.engines import compiled
 from dfwlayer.methods import Problem
+from dfwlayer.ops.values import narrowed
 from helpers import DTYPES, F64, draw
 
 DONE = (Status.CONVERGED, Status.ROUNDING_FLOOR)
@@ -516,3 +517,14 @@ def test_functions_in_float32_over_rows_are_refined_in_float64(seed):
     sol = dfw.solve(dfw.Smooth(f, F, d, c, shape=(12,)), dfw.Transport(rows, columns))
     assert torch.isfinite(sol.gap).all()
     assert (sol.gap <= 1e-4 * sol.value.abs()).all()
+
+
+def test_parts_of_a_gradient_that_float32_can_hold_have_a_sum_that_it_can():
+    """Two engines may give a part each to what problems share, and autograd adds them up."""
+    most = torch.finfo(torch.float32).max
+    wide = torch.tensor([0.0, 1.0, 0.49 * most, 0.99 * most, -3 * most, torch.nan], dtype=F64)
+    narrow = narrowed(wide, torch.float32)
+    assert torch.isfinite(narrow[:-1] + narrow[:-1]).all()
+    assert torch.equal(narrow[:3].double(), wide[:3].float().double())
+    assert (narrow[3:5] == 0).all()
+    assert narrow[5].isnan()

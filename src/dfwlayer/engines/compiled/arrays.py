@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from dfwlayer.engines.compiled.answer import Gradients, spoiled
 from dfwlayer.engines.compiled.background import NotCompiledError, busy
-from dfwlayer.ops.values import Value
+from dfwlayer.ops.values import Value, narrowed
 
 __all__ = [
     "EPS",
@@ -23,7 +23,6 @@ __all__ = [
     "Laid",
     "array_of",
     "gram",
-    "narrowed",
     "outer",
     "signs",
     "stretched",
@@ -217,13 +216,3 @@ def summed(like: Value, each: Array) -> Tensor:  # each (B, ·)
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
     return gradient if like.dtype is torch.float64 else narrowed(gradient, like.dtype)
-
-
-def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype; a number that it cannot hold is none, as everywhere here."""
-    if dtype == gradient.dtype:
-        return gradient
-    narrow = gradient.to(dtype)
-    if math.isfinite(narrow.sum().item()):  # nearly always, and one pass
-        return narrow
-    return torch.where(torch.isfinite(narrow), narrow, 0)

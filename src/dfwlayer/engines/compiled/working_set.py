@@ -17,7 +17,6 @@ from dfwlayer.engines.compiled.arrays import (
     Batch,
     Laid,
     array_of,
-    narrowed,
     outer,
     stretched,
     summed,
@@ -33,6 +32,7 @@ from dfwlayer.engines.compiled.threads import spread
 from dfwlayer.linalg.sparse import SparseMatrix
 from dfwlayer.objectives.base import Objective
 from dfwlayer.ops.matrices import csr
+from dfwlayer.ops.values import narrowed
 
 __all__ = ["WorkingSets", "lay_out_columns"]
 

@@ -10,21 +10,14 @@ from torch import Tensor
 from dfwlayer.engines.compiled.answer import Gradients
 from dfwlayer.engines.compiled.kernels.outcome import SOLVED
 from dfwlayer.engines.programs.form import Form
+from dfwlayer.ops.values import narrowed
 
-__all__ = ["envelope", "is_own", "narrowed", "of_shared", "of_squares", "summed"]
+__all__ = ["envelope", "is_own", "of_shared", "of_squares", "summed"]
 
 
 def is_own(tensor: Tensor | None, rank: int, batch: int) -> bool:
     """Whether every problem has a part of a tensor for itself."""
     return tensor is not None and tensor.dim() > rank and len(tensor) == batch
-
-
-def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype; a number that it cannot hold is none, and NaN, which has arrived, goes on."""
-    if dtype == gradient.dtype:
-        return gradient
-    narrow = gradient.to(dtype)
-    return torch.where(torch.isinf(narrow), 0, narrow)
 
 
 def summed(like: Tensor, each: Tensor) -> Tensor:  # (B, ·)
