@@ -67,6 +67,8 @@ class FrankWolfe:
                 converged, floored = _ended(problem, rule, state, direction, endless, settings.tol)
                 # noise may be far above what it is in truth: while f falls, there is more to gain
                 floored = floored & _level(before, state.value)
+                if bool(floored.any()):
+                    floored = floored & _blurred(problem, state, direction)
                 before = state.value.detach()
                 # the certificate of the final point tells convergence from rounding
                 ended = state.active & (converged | floored)
@@ -126,6 +128,15 @@ def _level(before: Tensor | None, value: Tensor) -> Tensor:
     if before is None:
         return torch.zeros_like(value, dtype=torch.bool)
     return before - value <= 4 * torch.finfo(value.dtype).eps * value.abs()
+
+
+def _blurred(problem: Problem, state: State, direction: Tensor) -> Tensor:
+    """Whether the gap is lost in the rounding of ∇f, measured by the curvature of f.
+
+    A search for L that f's own rounding misleads ends with one that is far too large.
+    """
+    blur = problem.objective.scale(state.x, state.gradient).blur(direction).squeeze(-1)
+    return -dot(state.gradient, direction) <= blur
 
 
 def _bounded(endless: Tensor | None, direction: Tensor) -> Tensor:

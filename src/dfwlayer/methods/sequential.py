@@ -224,7 +224,6 @@ def _outcome(
     blurred = gap <= 4 * torch.finfo(x.dtype).eps * (least + sums)
     unfinished = (status == Status.STALLED) | (status == Status.MAX_STEPS)
     status = torch.where(unfinished & blurred & (found.missed <= FEASIBLE), FLOOR, status)
-    status = torch.where((status == FLOOR) & gap.isinf(), int(Status.STALLED), status)
     terms = slope.abs().amax(-1) + model.terms(at).amax(-1)
     noise = 64 * torch.finfo(x.dtype).eps * terms
     return Outcome(

@@ -152,13 +152,12 @@ class Smooth(Objective):
         """Finite parameters; one whose first dimensions are the batch's may hold bad rows."""
         bad: Tensor | None = None
         rows = self._rows(*self.lead)
-        for name, tensor in _tensors(self.params).items():
+        for name, (place, tensor) in _placed(self.params).items():
             dense = tensor.layout == torch.strided
             finite = torch.isfinite(tensor.detach() if dense else stored_entries(tensor))
             if bool(finite.all()):
                 continue
-            own = bool(rows) and tuple(tensor.shape[: len(rows)]) == rows
-            if not (own and dense):
+            if not (dense and self._is_own(place, rows)):
                 raise ValueError(
                     f"{name}: {int((~finite).sum())} of {finite.numel()} values are NaN or "
                     "infinite; expected finite numbers"
@@ -175,15 +174,40 @@ class Smooth(Objective):
         sound = int((~bad).long().argmax()) if bool((~bad).any()) else None
         rows = self._rows(len(bad))
 
-        def clean(param: Any) -> Any:
-            if not isinstance(param, Tensor) or tuple(param.shape[: len(rows)]) != rows:
+        def clean(place: int, param: Any) -> Any:
+            if not isinstance(param, Tensor) or not self._is_own(place, rows):
                 return param
             event = param.shape[len(rows) :]
             each = param.detach().reshape(len(bad), *event)
             stand_in = torch.zeros_like(each[0]) if sound is None else each[sound]
             return torch.where(bad.reshape(*rows, *[1] * len(event)), stand_in, param)
 
-        return _changed(self, params=tuple(clean(p) for p in self.params))
+        return _changed(self, params=tuple(clean(i, p) for i, p in enumerate(self.params)))
+
+    @torch.no_grad()
+    def _is_own(self, place: int, rows: tuple[int, ...]) -> bool:
+        """Whether every problem has a part of this parameter for itself.
+
+        A matrix that all share may have as many rows as there are problems. So fn is asked: what
+        is spoiled in the part of the last problem must not be seen by the others.
+        """
+        param, count = self.params[place], math.prod(rows)
+        if not self.lead or tuple(param.shape[: len(rows)]) != rows:
+            return False
+        if count < 2 or param.layout != torch.strided:
+            return True
+        params = [
+            p.detach().nan_to_num() if isinstance(p, Tensor) and p.is_floating_point() else p
+            for p in self.params
+        ]
+        spoiled = params[place].clone()
+        each = spoiled.view(count, -1)
+        each[-1] = torch.nan if spoiled.is_floating_point() else each[0]
+        x = torch.ones((*rows, *self.variable), dtype=self.dtype, device=param.device)
+        before = self.fn(x, *params)
+        after = self.fn(x, *params[:place], spoiled, *params[place + 1 :])
+        same = (before == after) | (before.isnan() & after.isnan())
+        return bool(same.reshape(count, -1)[:-1].all())
 
     def value(self, x: Tensor) -> Tensor:
         """f(x)."""
@@ -331,8 +355,13 @@ class Smooth(Objective):
 
 def _tensors(params: tuple[Any, ...]) -> dict[str, Tensor]:
     """The floating tensors among the parameters, by name."""
+    return {name: tensor for name, (_, tensor) in _placed(params).items()}
+
+
+def _placed(params: tuple[Any, ...]) -> dict[str, tuple[int, Tensor]]:
+    """The same, with their places."""
     return {
-        f"params[{i}]": p
+        f"params[{i}]": (i, p)
         for i, p in enumerate(params)
         if isinstance(p, Tensor) and p.is_floating_point()
     }

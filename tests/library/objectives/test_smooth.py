@@ -7,7 +7,8 @@ import torch
 from scipy.optimize import minimize
 
 import dfwlayer as dfw
-from helpers import F64, SMOOTH, close, huber, log_sum_exp, logistic, lp_norm, make_case
+from dfwlayer import Status
+from helpers import F64, SMOOTH, close, draw, huber, log_sum_exp, logistic, lp_norm, make_case
 
 FUNCTIONS = {"logistic": logistic, "log-sum-exp": log_sum_exp, "huber": huber}
 
@@ -285,3 +286,66 @@ def test_lipschitz_per_problem_is_a_batch():
     rule = dfw.ShortStep(torch.ones(3))
     with pytest.raises(ValueError, match="lipschitz: expected a number or one for each of"):
         dfw.solve(dfw.Quadratic(None, c.expand(2, 4)), dfw.LpBall(1), step_size=rule, method="dfw")
+
+
+def spoiled_alone(fn, params, place, n=4, **settings):
+    """The solutions beside a bad problem, and those without it."""
+    bad = [p.clone() if isinstance(p, torch.Tensor) else p for p in params]
+    bad[place][1] = torch.nan
+    box = dfw.Box(-torch.ones(4, n, dtype=F64), 1.0)
+    sound = dfw.solve(dfw.Smooth(fn, *params, shape=(n,)), box, **settings)
+    return dfw.solve(dfw.Smooth(fn, *bad, shape=(n,)), box, **settings), sound
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, F, d: 0.5 * (x @ F.mT - d).square().sum(-1),
+        lambda x, F, d: torch.nn.functional.softplus(d * (x @ F.mT)).sum(-1) + x.square().sum(-1),
+        lambda x, F, d: torch.relu(x @ F.mT - d).square().sum(-1) + x.square().sum(-1),
+        lambda x, F, d: torch.where(d > 0, x @ F.mT - d, x).square().sum(-1),
+    ],
+)
+def test_a_matrix_that_all_share_may_have_as_many_rows_as_there_are_problems(fn):
+    F, d = draw(4, 4), draw(4, 4, seed=1)
+    beside, alone = spoiled_alone(fn, (F, d), 1)
+    assert beside.status.tolist().count(int(Status.NONFINITE)) == 1
+    rest = [0, 2, 3]
+    torch.testing.assert_close(beside.x[rest], alone.x[rest], rtol=0, atol=1e-12)
+
+
+def test_integers_that_all_share_may_be_as_many_as_the_problems():
+    """Indices of coordinates are shared; labels of problems are not."""
+    weights, places, labels = (
+        draw(4, 4).abs(),
+        torch.tensor([3, 2, 1, 0]),
+        torch.tensor([0, 1, 2, 0]),
+    )
+
+    def fn(x, weights, places, labels):
+        scores = (weights * x)[:, places]
+        return torch.nn.functional.cross_entropy(scores, labels, reduction="none") + x.square().sum(
+            -1
+        )
+
+    beside, alone = spoiled_alone(fn, (weights, places, labels), 0)
+    rest = [0, 2, 3]
+    torch.testing.assert_close(beside.x[rest], alone.x[rest], rtol=0, atol=1e-12)
+
+
+def test_what_all_share_may_not_be_bad():
+    F, d = draw(4, 4), draw(4, 4, seed=1)
+    F[2, 0] = torch.nan
+    objective = dfw.Smooth(lambda x, F, d: 0.5 * (x @ F.mT - d).square().sum(-1), F, d, shape=(4,))
+    with pytest.raises(ValueError, match=r"params\[0\]: 1 of 16 values are NaN"):
+        dfw.solve(objective, dfw.Box(-1.0, 1.0))
+
+
+def test_a_bad_set_leaves_a_function_without_a_batch_as_it_is():
+    """Its vector of four numbers is no batch of four problems."""
+    d, radius = draw(4), torch.tensor([1.0, -1.0, 0.5, 2.0], dtype=F64)
+    for fn in (lambda x, d: (x - d).square().sum(-1), lambda x, d: (x - d) @ (x - d)):
+        sol = dfw.solve(dfw.Smooth(fn, d, shape=(4,)), dfw.LpBall(2, radius))
+        for i in (0, 2, 3):
+            own = dfw.solve(dfw.Smooth(fn, d, shape=(4,)), dfw.LpBall(2, radius[i]))
+            torch.testing.assert_close(sol.x[i], own.x, rtol=0, atol=1e-9)
