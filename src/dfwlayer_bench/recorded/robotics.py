@@ -51,7 +51,7 @@ def _return(mean: float | None, interval: float) -> str:
     if mean is None:
         return "not run"
     decimals = 0 if abs(mean) >= 100 else 1
-    return f"{mean:.{decimals}f} ± {interval:.{decimals}f}"
+    return minus(f"{mean:.{decimals}f} ± {interval:.{decimals}f}")
 
 
 def _share(rate: float | None, interval: float | None = None) -> str:
