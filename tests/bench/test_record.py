@@ -233,6 +233,9 @@ def test_imitations_are_those_on_record(name, columns, told_by, number, folder):
                 continue
             column, factor = columns[title]
             printed = numbers(cell.replace(",", ""))
+            if not printed:  # it says why there is no number
+                assert own[column] == "", (cells[0], title, cell)
+                continue
             assert agrees(printed[0], own[column], factor), (cells[0], title, cell, own[column])
             if "±" in cell and name == "imitation" and column in HALVES:
                 assert agrees(printed[1], own[HALVES[column]]), (cells[0], title, cell)

@@ -10,18 +10,21 @@ from dfwlayer_bench.report.text import significant, time
 __all__ = ["TABLES"]
 
 
+ORDER = ("none", "dfwlayer", "radial", "dfw-paper", "optnet", "alt-diff", "cvxpylayers")
+
+
 def imitated(task: str) -> Table:
-    """Five seeds of each layer, with what the policies do in the simulator."""
+    """The seeds of each layer together, with what the policies do in the simulator."""
+    rows = {row["layer"]: row for row in record(f"robotics/{task}/imitation.json")["rows"]}
     lines = []
-    for row in record(f"robotics/{task}/imitation.json")["rows"]:
-        if row["layer"] == "expert":
-            continue
+    for row in (rows[layer] for layer in ORDER if layer in rows):
+        change = row["mse_change"]
         told = [
             row["label"],
             str(row["seeds"]),
             f"{row['steps']:,}",
             _with_interval(row["mse"], row["mse_interval"], 3),
-            minus(f"{100 * row['mse_change']:+.1f} %"),
+            "too few tests" if change is None else minus(f"{100 * change:+.1f} %"),
             _share(row["violation_rate"], row["violation_rate_interval"]),
             significant(row["mean_violation"]),
             _return(row["episode_return"], row["episode_return_interval"]),
@@ -35,27 +38,31 @@ def imitated(task: str) -> Table:
     return header, lines
 
 
-def _with_interval(mean: float, interval: float, digits: int) -> str:
-    """Mean ± interval, to the same decimal."""
+def _with_interval(mean: float, interval: float | None, digits: int) -> str:
+    """Mean ± interval, to the same decimal; a single seed has none."""
     text = significant(mean, digits)
+    if interval is None:
+        return text
     decimals = len(text.partition(".")[2])
     return f"{text} ± {interval:.{decimals}f}"
 
 
-def _return(mean: float, interval: float) -> str:
+def _return(mean: float | None, interval: float) -> str:
+    if mean is None:
+        return "not run"
     decimals = 0 if abs(mean) >= 100 else 1
-    return f"{mean:.{decimals}f} ± {interval:.{decimals}f}"
+    return minus(f"{mean:.{decimals}f} ± {interval:.{decimals}f}")
 
 
-def _share(rate: float, interval: float | None = None) -> str:
+def _share(rate: float | None, interval: float | None = None) -> str:
+    if rate is None:
+        return "not run"
     if rate == 0 and not interval:
         return "0"
     if interval is None:
         return f"{significant(100 * rate)} %"
-    return f"{100 * rate:.1f} ± {100 * interval:.1f} %"
-
-
-ORDER = ("none", "dfwlayer", "radial", "dfw-paper", "optnet", "alt-diff", "cvxpylayers")
+    text = f"{100 * rate:.1f}" if rate >= 0.01 else significant(100 * rate, 2)
+    return f"{text} ± {100 * interval:.{len(text.partition('.')[2])}f} %"
 
 
 def shortly(task: str) -> Table:
