@@ -69,7 +69,9 @@ def certify(
         terms = gradient * x
         low = constraint.lowest(gradient)
         size = terms.abs().sum(-1) + low.abs()
-        allowed = 1e-3 * size
+        # a vertex is found to the rounding of ∇f times such a set, where all its entries count
+        wide = gradient.abs().sum(-1) * x.abs().amax(-1) if x.shape[-1] else size
+        allowed = 1e-3 * size + 4 * torch.finfo(x.dtype).eps * wide
         if rounding is not None:  # which may have carried x out of a small set
             allowed = allowed + dot(gradient.abs(), rounding)
         gap = torch.where(terms.sum(-1) - low < -allowed, torch.inf, gap)

@@ -344,6 +344,7 @@ def test_nothing_heavy_is_imported() -> None:
         (20261203, 1657),  # a ball whose radius f hardly feels, on correlated columns
         (20261203, 3523),  # a vertex of the harness with the rounding of zero in an entry
         (20261222, 6754),  # L of a search that rounding misled
+        (20261223, 2341),  # a vertex is as exact as all of a gradient, also where x is zero
         (20261223, 22),  # as many problems as a shared matrix has rows
         (20261222, 3797),  # a gradient of two parts, each next to the largest float32
         (20261212, 995),  # P of 1e76, which compiled code takes in units only
