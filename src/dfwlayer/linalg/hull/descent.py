@@ -165,7 +165,8 @@ def _go_on(
             after = after + (close & going)
             close = close & (settled | (stalled > 0) | (after > 10 + steps // 2))
         value = state.value.double()
-        fell = (lowest - value > _grain(state, scale)) | (value < 0.99 * lowest)
+        fall = lowest - value
+        fell = (fall > _grain(state, scale)) | (fall > 0.01 * lowest.abs())
         better = fell | (gap < 0.99 * least)
         lowest, least = torch.where(fell, value, lowest), torch.minimum(least, gap)
         idle = torch.where(better, 0, idle + 1)
