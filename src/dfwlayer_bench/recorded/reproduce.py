@@ -152,13 +152,12 @@ def every_paper() -> Table:
 
 def every_active() -> Table:
     """Every system where the limit binds."""
-    return every(
-        {
-            "`active`, n = 500": (TABLE1, "active", 500),
-            "`active`, n = 1000": (TABLE1, "active", 1000),
-            "`ill`, n = 500": (TABLE1, "ill", 500),
-        }
-    )
+    return every({f"`active`, n = {n}": (TABLE1, "active", n) for n in SIZES})
+
+
+def every_ill() -> Table:
+    """Every system where P is ill conditioned as well."""
+    return every({f"`ill`, n = {n}": (TABLE1, "ill", n) for n in SIZES})
 
 
 VARIANTS = {
@@ -244,6 +243,7 @@ TABLES = {
     "exact-active": exact_active,
     "every-paper": every_paper,
     "every-active": every_active,
+    "every-ill": every_ill,
     "cosine": cosine,
     "times-cuda": times_cuda,
 }
