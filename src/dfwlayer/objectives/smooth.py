@@ -197,13 +197,23 @@ class Smooth(Objective):
         if count < 2 or param.layout != torch.strided:
             return True
         params = [
-            p.detach().nan_to_num() if isinstance(p, Tensor) and p.is_floating_point() else p
+            p.detach().nan_to_num(0.0, 0.0, 0.0)
+            if isinstance(p, Tensor) and p.is_floating_point()
+            else p
             for p in self.params
         ]
-        spoiled = params[place].clone()
-        each = spoiled.view(count, -1)
-        each[-1] = torch.nan if spoiled.is_floating_point() else each[0]
-        x = torch.ones((*rows, *self.variable), dtype=self.dtype, device=param.device)
+        spoiled = params[place].clone(memory_format=torch.contiguous_format)
+        each = spoiled.flatten(0, len(rows) - 1)
+        if spoiled.is_floating_point():
+            each[-1] = torch.nan
+        else:  # another one of its values, if there is one
+            others = (each != each[-1]).flatten(1).any(-1) if each.dim() > 1 else each != each[-1]
+            if not bool(others.any()):
+                return True
+            each[-1] = each[int(others.long().argmax())].clone()
+        # entries that are alike would hide which of them is looked at
+        x = torch.rand((*rows, *self.variable), generator=torch.Generator().manual_seed(0))
+        x = (0.5 + x).to(dtype=self.dtype, device=param.device)
         before = self.fn(x, *params)
         after = self.fn(x, *params[:place], spoiled, *params[place + 1 :])
         same = (before == after) | (before.isnan() & after.isnan())

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["warn"]
 
 # frames of these are between a warning and the line that it is about
-OWN = str(Path(__file__).parents[1])
+OWN = Path(__file__).parents[1].as_posix() + "/"
 BETWEEN = ("torch/nn/modules/", "torch/_library/", "torch/_ops.py", "torch/autograd/")
 
 
@@ -17,7 +17,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, as of the line from which this library was called."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
-        path = frame.f_code.co_filename
+        path = Path(frame.f_code.co_filename).as_posix()
         if not path.startswith(OWN) and not any(part in path for part in BETWEEN):
             break
         level, frame = level + 1, frame.f_back

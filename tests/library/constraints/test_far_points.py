@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import dfwlayer as dfw
+from dfwlayer.constraints.composed import plane_cut
+from dfwlayer.constraints.polyhedra.knapsack import falling_root
+from helpers import F64, draw
 
 DTYPES = [torch.float32, torch.float64]
 FAR = [1.0, 1e3, 1e8, 1e12, 1e25]
@@ -310,3 +313,26 @@ def test_gradients_of_the_budget_projection_to_second_order():
     inputs = (z, w, t, low.requires_grad_(), high.requires_grad_())
     assert torch.autograd.gradcheck(dfw.project_l1_box, inputs)
     assert torch.autograd.gradgradcheck(dfw.project_l1_box, inputs)
+
+
+def test_a_cut_of_a_set_that_is_small_beside_z_is_met_at_once(monkeypatch):
+    """Where ⟨a, x⟩ jumps over b, by rounding, the origin moves no further."""
+    searches = []
+
+    def counted(*args, **kwargs):
+        searches[-1] += 1
+        return falling_root(*args, **kwargs)
+
+    monkeypatch.setattr(plane_cut, "falling_root", counted)
+    for seed in range(60):
+        a, z, spread = draw(3, 5, seed=seed)
+        size = 10.0 ** -(15 + seed % 10)
+        sides = (-size * torch.sigmoid(spread), size * torch.sigmoid(spread + 1))
+        cut = dfw.PlaneCut(dfw.L1Box(0.8 * size, lower=sides[0], upper=sides[1]), a, 0.0)
+        searches.append(0)
+        x = cut.bind((5,), F64, z.device).project(z)
+        assert (a * x).sum().abs() <= 16 * torch.finfo(F64).eps * (a * x).abs().sum()
+        assert (sides[0] <= x).all()
+        assert (x <= sides[1]).all()
+    assert max(searches) > 1
+    assert max(searches) <= 5

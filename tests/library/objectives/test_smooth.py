@@ -307,9 +307,20 @@ def spoiled_alone(fn, params, place, n=4, **settings):
     ],
 )
 def test_a_matrix_that_all_share_may_have_as_many_rows_as_there_are_problems(fn):
-    F, d = draw(4, 4), draw(4, 4, seed=1)
+    F, d = draw(4, 4), draw(4, 4, seed=1).mT  # which is not contiguous
     beside, alone = spoiled_alone(fn, (F, d), 1)
     assert beside.status.tolist().count(int(Status.NONFINITE)) == 1
+    rest = [0, 2, 3]
+    torch.testing.assert_close(beside.x[rest], alone.x[rest], rtol=0, atol=1e-12)
+
+
+def test_the_parts_of_a_parameter_may_be_matrices_in_any_layout():
+    F, W = draw(4, 4), draw(4, 4, 4, seed=1).mT
+
+    def fn(x, F, W):
+        return (x @ F.mT - (W @ x.unsqueeze(-1)).squeeze(-1) - 1).square().sum(-1)
+
+    beside, alone = spoiled_alone(fn, (F, W), 1)
     rest = [0, 2, 3]
     torch.testing.assert_close(beside.x[rest], alone.x[rest], rtol=0, atol=1e-12)
 
